@@ -29,9 +29,8 @@ from llamacli.kernels.layout import ACTIVATION, START
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import FORMATS
-from llamacli.testing.kernels import run_kernel
 
 PACKING = example_formats.packing_q3()
 FORMAT = example_formats.FORMATS[0]

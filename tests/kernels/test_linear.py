@@ -18,10 +18,9 @@ from llamacli.kernels.linear import linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packing_of, packings
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import FORMATS, TensorType, block_size, dequantize, nbytes, type_size
 from llamacli.testing import formulas
-from llamacli.testing.kernels import run_kernel
 from suite import examples
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]

@@ -81,7 +81,6 @@ class App(click.Group):
 
 @contextlib.contextmanager
 def _reported(ctx: click.Context | None) -> Iterator[None]:
-    """Turn errors into one line and an exit code."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

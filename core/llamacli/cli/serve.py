@@ -19,12 +19,14 @@ from llamacli.cli.options import (
     StderrHandler,
     global_options,
     kv_type_options,
+    load_option,
     lora_option,
     mode_option,
     option,
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
+from llamacli.cli.overrides import override_options
 from llamacli.cli.progress import Task, shown, working
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
@@ -255,7 +257,8 @@ def _serve_options(command: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
-@in_group("Computing", mode_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@override_options
+@in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
@@ -374,8 +377,8 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
-             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
-             "threads", "lookup", "draft_max")  # fmt: skip
+             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
+             "overrides", "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     return EngineSettings(
         n_ctx=given["ctx_size"] or None,
@@ -432,7 +435,6 @@ def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -
 
 
 def _log_requests() -> None:
-    """Log requests to stderr, with the time."""
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
@@ -451,7 +453,6 @@ def _warn_of_open_server(http: HttpSettings) -> None:
 
 
 def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
-    """Line that names the address, the model and the limits."""
     from llamacli.serve.models import LoadedModel
 
     if isinstance(loaded, LoadedModel):
@@ -467,6 +468,5 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
 
 
 def _address(host: str, port: int) -> str:
-    """Base URL of the server."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"

@@ -38,10 +38,7 @@ class Importance:
 
     @property
     def means(self) -> Floats:
-        """Mean squared inputs, float32 [n_counts * n_values].
-
-        Those of an expert that was never chosen are 1.
-        """
+        """Mean squared inputs, float32 [n_counts * n_values]; 1 for experts never chosen."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32).reshape(-1)
 

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable, Watch
-from llamacli.engine.packed_copies import PackedCopy, open_copy, save_copy
+from llamacli.engine.packed_copies import PackedCopy, new_copy, open_copy, save_copy, wants_map
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
-from llamacli.engine.weights import PackedWeights, load_matrix
+from llamacli.engine.weights import PackedWeights, load_matrix, packed_bytes
 from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
@@ -41,6 +41,7 @@ from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
 from llamacli.util.locking import fork_safe
 from llamacli.util.memory import address_of
+from llamacli.util.settings import LoadMode
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +54,17 @@ class NativeEngine:
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
     the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
-    background at once, for the first call of `compile`.
+    background at once, for the first call of `compile`. `load` decides whether weights are kept in memory.
     """
 
-    def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):
-        self._threads, self._watch, self._copy_key = check_threads(threads), watch, copy_key
+    def __init__(
+        self,
+        threads: int | None = None,
+        watch: Watch | None = None,
+        copy_key: str | None = None,
+        load: LoadMode = LoadMode.AUTO,
+    ):
+        self._threads, self._watch, self._copy_key, self._load = check_threads(threads), watch, copy_key, load
         self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
             opener = ThreadPoolExecutor(1)
@@ -72,14 +79,20 @@ class NativeEngine:
         team = _shared_team(self._threads)
         opening, self._opening = self._opening, None
         copy = opening.result() if opening else self._open_copy(team)
-        weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
+        modes = modes_of(graph, mode)
+        if copy is None and self._copy_key:
+            n_bytes = packed_bytes(graph, file, modes)
+            if wants_map(self._load, n_bytes, file.path):
+                with new_copy(self._copy_key, file.path, n_bytes) as new:
+                    return NativeProgram(graph, PackedWeights(file, modes, team, new_copy=new), mode, team, self._watch)
+        weights = PackedWeights(file, modes, team, copy=copy)
         program = NativeProgram(graph, weights, mode, team, self._watch)
         if self._copy_key and not (copy and copy.complete):
             save_copy(self._copy_key, file.path, weights.copyable)
         return program
 
     def _open_copy(self, team: Team) -> PackedCopy | None:
-        return open_copy(self._copy_key, self._threads, team.nodes) if self._copy_key else None
+        return open_copy(self._copy_key, self._threads, team.nodes, self._load) if self._copy_key else None
 
 
 _teams: dict[int, Team] = {}

@@ -369,10 +369,7 @@ class IntegerPacking:
         return Block(factor, shift_factor, bias_bits, largest.bit_length(), chain, is_direct, load_groups())
 
     def _bits_to_bias(self) -> int:
-        """Number of bits by which codes are shifted in registers.
-
-        Then their bias is CODE_BIAS.
-        """
+        """Number of bits that shift codes so that their bias is CODE_BIAS."""
         if self.bias_bits is None or self.marks is not None or not ir.multiplies_any_bytes():
             return 0
         bits = CODE_BIAS.bit_length() - 1 - self.bias_bits
@@ -407,14 +404,4 @@ def _product(x: Any, y: Any) -> Any:
 
 
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}
-"""Packings by tensor type, as `integer_format` registers them."""
-
-
-def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
-    """Decorate the decoder of an integer format."""
-
-    def register(decode: Decode) -> Decode:
-        INTEGER_PACKINGS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
-        return decode
-
-    return register
+"""Packings by tensor type, as `ggml_packings.integer_format` registers them."""

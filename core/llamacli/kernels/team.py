@@ -43,8 +43,8 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import features
-from llamacli.kernels.jit import Compiled
-from llamacli.kernels.layout import record
+from llamacli.kernels.jit import Compiled, Kernel
+from llamacli.kernels.layout import RUN, record
 from llamacli.util.locking import fork_safe
 from llamacli.util.memory import address_of
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
@@ -398,6 +398,29 @@ def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, node: Node
     if node is not None:
         bind_thread(node)
     _worker_loop.call(words.ctypes.data, thread, n_threads)
+
+
+def run_kernel(
+    team: Team,
+    kernel: Kernel,
+    record: np.dtype[np.void],
+    *,
+    n_rows: int = 0,
+    first_row: int = 0,
+    rows: np.ndarray[Any, Any] | None = None,
+    **params: object,
+) -> None:
+    """Run one kernel on a team of threads.
+
+    `record` is the dtype of its parameters, `params` their values by name; arrays are passed as their addresses. Rows
+    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.layout.ROW`, one for each token.
+    """
+    args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
+    for name, value in params.items():
+        args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+    run["n_rows"], run["first_row"], run["rows"] = n_rows, first_row, 0 if rows is None else rows.ctypes.data
+    steps["function"], steps["args"] = kernel.address, args.ctypes.data
+    team.run(steps, 0, 1, run)
 
 
 def check_threads(threads: int | None) -> int:

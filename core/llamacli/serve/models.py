@@ -134,7 +134,8 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        model = load(source.path, settings.mode, threads=settings.threads)
+        given = {"load": settings.load_mode, "overrides": settings.overrides}
+        model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
         draft = None
         if isinstance(source.draft, Path):

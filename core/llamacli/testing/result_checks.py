@@ -352,10 +352,7 @@ def transformers_check(models: Mapping[str, tuple[HuggingFaceModel, int]]) -> Ca
 
 
 def _expect_results(tiny: TinyModel, other: str, logits: Logits, greedy: list[int], gaps: list[float]) -> None:
-    """Compare logits and greedy tokens.
-
-    Tokens are compared up to the first that was chosen by a small margin.
-    """
+    """Compare logits, and greedy tokens up to the first narrow choice."""
     tokens, bound = _tokens(tiny), tiny.exact
     assert bound is not None
     if tiny.is_encoder:

@@ -214,7 +214,6 @@ def _push(heap: Any, n: Any, cost: Any, left: Any, middle: Any, stop: Any) -> No
 
 @register_jitable
 def _pop(heap: Any, n: Any) -> None:
-    """Remove the root of a heap of n."""
     costs, lefts, middles, stops = heap
     n -= 1
     cost, left, i = costs[n], lefts[n], 0

@@ -169,10 +169,7 @@ class Tokenizer:
         return stream
 
     def piece(self, token: int, unparse_special: bool = False) -> str:
-        """Return the text of a single token; invalid UTF-8 becomes U+FFFD.
-
-        A leading space is kept.
-        """
+        """Return a token's text with leading space; invalid UTF-8 becomes U+FFFD."""
         return self.piece_bytes(token, unparse_special).decode(errors="replace")
 
     def piece_bytes(self, token: int, unparse_special: bool = False) -> bytes:
@@ -265,10 +262,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """Return the text that a token completes.
-
-        Bytes of an incomplete character are held back.
-        """
+        """Return the text a token completes; incomplete characters are held back."""
         piece = self._tokenizer.piece_bytes(token, self._unparse_special)
         if self._strip:
             piece = piece.removeprefix(b" ")

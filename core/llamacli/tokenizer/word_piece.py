@@ -8,21 +8,13 @@ from functools import cached_property
 
 import regex
 
-from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
+from llamacli.tokenizer.vocabulary import SPACE, Vocabulary, VocabularyScheme
 
-_SPACE = "▁"
 # Ideographs, each of which is a word, as in llama.cpp and Hugging Face's tokenizers.
 _CHINESE = (
-    range(0x4E00, 0xA000),
-    range(0x3400, 0x4DC0),
-    range(0x20000, 0x2A6E0),
-    range(0x2A700, 0x2B740),
-    range(0x2B740, 0x2B820),
-    range(0x2B920, 0x2CEB0),
-    range(0xF900, 0xFB00),
-    range(0x2F800, 0x2FA20),
-)
+    range(0x4E00, 0xA000), range(0x3400, 0x4DC0), range(0x20000, 0x2A6E0), range(0x2A700, 0x2B740),
+    range(0x2B740, 0x2B820), range(0x2B920, 0x2CEB0), range(0xF900, 0xFB00), range(0x2F800, 0x2FA20),
+)  # fmt: skip
 _CATEGORY = regex.compile(
     r"(?P<removed>[\p{Cc}\p{Cf}\p{Co}\p{Cs}])|(?P<mark>\p{M})|(?P<punctuation>\p{P})|(?P<symbol>\p{S})"
 )
@@ -58,25 +50,21 @@ class BertNormalizer(dict[int, str]):
         return f" {written} " if apart else written
 
 
-class WordPiece:
+class WordPiece(VocabularyScheme):
     """WordPiece with a vocabulary in GGUF's form.
 
     A word that tokens cannot make up becomes the unknown token. `add_space_prefix`: decoding removes the first space.
     """
 
     def __init__(self, vocabulary: Vocabulary, normalizer: BertNormalizer, add_space_prefix: bool):
-        self._vocabulary, self._normalizer = vocabulary, normalizer
-        self.add_space_prefix = add_space_prefix
+        super().__init__(vocabulary)
+        self._normalizer, self.add_space_prefix = normalizer, add_space_prefix
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         words = text.translate(self._normalizer).split()
-        ids = {word: self._word_ids(_SPACE + word) for word in dict.fromkeys(words)}
+        ids = {word: self._word_ids(SPACE + word) for word in dict.fromkeys(words)}
         return [token for word in words for token in ids[word]]
-
-    def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text encodes."""
-        return text.replace(_SPACE, " ").encode()
 
     def _word_ids(self, word: str) -> list[int]:
         ids, start = [], 0
@@ -87,14 +75,8 @@ class WordPiece:
                     start = stop
                     break
             else:
-                return [self._unknown(word)]
+                return [self._unknown(word[1:])]
         return ids
-
-    def _unknown(self, word: str) -> int:
-        unknown = self._vocabulary.special.get("unknown")
-        if unknown is None:
-            raise TokenizerError(f"{TOKENS} has neither tokens for {word[1:41]!r} nor an unknown token")
-        return unknown
 
     @cached_property
     def _longest(self) -> int:

@@ -97,10 +97,7 @@ class Trial:
 
 @attrs.frozen
 class Report:
-    """Report of the diagnosis.
-
-    `versions` are those of packages, "" for a missing one.
-    """
+    """Report of the diagnosis; `versions` of packages, "" for a missing one."""
 
     versions: dict[str, str]
     cpu: Cpu

@@ -173,17 +173,13 @@ def _outer_owners() -> set[int]:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and those above it, for this user alone.
-
-    Raises what `check_own` raises.
-    """
+    """Make a folder path for this user alone; errors of `check_own`."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     check_own(folder)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Test that an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -205,7 +201,6 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if that fails."""
     if sys.platform == "win32":
         return False
     try:

@@ -129,7 +129,9 @@ class HttpServer(uvicorn.Server):
         self.stop()
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report that no descriptor is free in one line; other errors as asyncio does.
+        """Report that no descriptor is free in one line.
+
+        Other errors are reported as asyncio does.
 
         asyncio tries again after a second.
         """
