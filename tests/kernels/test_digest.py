@@ -263,6 +263,36 @@ def test_a_plugins_kernel_is_warmed_up_under_its_digest() -> None:
     assert name in {kernel.name for kernel in catalog()}
 
 
+ASSERTS = """
+def double(args, run, thread, n_threads):
+    assert args
+"""
+
+
+@pytest.mark.medium
+def test_bytecode_does_not_count(tmp_path: Path) -> None:
+    """Without assertions it is another, as with another version of Python."""
+    (tmp_path / "llamacli_asserts.py").write_text(ASSERTS)
+    code = "from llamacli.kernels.digest import function_digest as d; import llamacli_asserts as a; print(d(a.double))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    runs = [
+        subprocess.run([sys.executable, *flags, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+        for flags in ((), ("-O",))
+    ]
+    assert runs[0] == runs[1] != "\n"
+
+
+def test_bytecode_counts_where_a_file_has_changed(decoder) -> None:
+    """The file has other code than is loaded."""
+    decode = decoder()
+    before = of(decode)
+    path = Path(decode.__code__.co_filename)
+    path.write_text(path.read_text().replace("step * j", "step * (7 - j)"))
+    digest._file.cache_clear()
+    assert of(decode) != before
+    digest._file.cache_clear()
+
+
 GONE = """
 from llamacli.kernels import jit
 namespace = {"__name__": "llamacli_gone"}

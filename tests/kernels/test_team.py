@@ -176,7 +176,7 @@ class Chain:
 
     def check(self, team: Team) -> None:
         self.numbers[:] = 0
-        team.run(self.table, 0, len(self.table), self.run)
+        team.run(self.table.ctypes.data, 0, len(self.table), self.run.ctypes.data)
         assert (self.numbers == self.expected).all()
 
 

@@ -68,7 +68,7 @@ def encoded(program: Program, texts: list[list[int]]) -> list[KVSequence]:
     spans = [Span(one, 0, len(text), n_encoded=len(text)) for one, text in zip(sequences, texts, strict=True)]
     for one in spans:
         one.sequence.reserve(0, one.n + len(TOKENS))
-    assert len(program.forward(np.concatenate(texts).astype(np.int32), spans, n_last=[0] * len(spans))) == 0
+    assert len(program.forward(np.concatenate(texts).astype(np.int32), spans, [0] * len(spans))) == 0
     return sequences
 
 
@@ -78,13 +78,13 @@ def test_the_decoder_reads_the_text_and_its_own_tokens(windows: int | None, comp
     assert program.has_encoder
     sequences, n = encoded(program, TEXTS), len(TOKENS)
     spans = [Span(one, len(text), n, n_encoded=len(text)) for one, text in zip(sequences, TEXTS, strict=True)]
-    whole = program.forward(np.array(TOKENS * len(TEXTS), np.int32), spans, all_logits=True)
+    whole = program.forward(np.array(TOKENS * len(TEXTS), np.int32), spans, [n] * len(TEXTS))
     for i, text in enumerate(TEXTS):
         assert formulas.nmse(whole[i * n : (i + 1) * n], expected(text, TOKENS, windows)) < 1e-12
     again = encoded(program, TEXTS)
     for i, token in enumerate(TOKENS):
         spans = [Span(one, len(text) + i, 1, n_encoded=len(text)) for one, text in zip(again, TEXTS, strict=True)]
-        rows = program.forward(np.array([token] * len(TEXTS), np.int32), spans)
+        rows = program.forward(np.array([token] * len(TEXTS), np.int32), spans, [1] * len(TEXTS))
         np.testing.assert_array_equal(rows, whole[i::n])
 
 

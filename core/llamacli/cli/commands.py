@@ -42,8 +42,11 @@ class Commands(UserDict[str, click.Command]):
         """
         from importlib.metadata import entry_points
 
+        def place(entry: EntryPoint) -> str:
+            return "" if is_ours(entry) else distribution_of(entry)  # a file is read for its name
+
         found: dict[str, EntryPoint] = {}
-        for entry in sorted(entry_points(group=GROUP), key=lambda entry: (not is_ours(entry), distribution_of(entry))):
+        for entry in sorted(entry_points(group=GROUP), key=place):
             problem = ""
             if not entry.pattern.match(entry.value) or not entry.attr:
                 problem = f"entry point {entry.value!r} names no command, as in module:function"

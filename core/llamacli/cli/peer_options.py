@@ -59,7 +59,7 @@ _REFUSED = {
     "models read text only, no images and no audio": "--image --audio -mm --mmproj -mmu --mmproj-url",
     "use --override-kv {arch}.rope.scaling.attn_factor=float:N": "--yarn-attn-factor",
     "it is 1 for YaRN and 0 for other methods": "--yarn-ext-factor",
-    "use --save-session and --load-session": "--prompt-cache --prompt-cache-all --prompt-cache-ro",
+    "use --save-session and --load-session": "--prompt-cache-all --prompt-cache-ro",
     "use -hf USER/REPO:QUANT": "-hff --hf-file -mu --model-url",
     "set HF_TOKEN": "-hft --hf-token",
     "use --no-think": "--reasoning-budget",

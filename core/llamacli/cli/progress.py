@@ -161,12 +161,20 @@ class Waiting:
 
         With `quiet` nothing is written meanwhile, so the line stays and counts the items.
         """
+        rest = iter(items)
+        return self._counted(rest) if quiet else itertools.chain(self._first(rest), rest)
+
+    def _first(self, items: Iterator[Item]) -> Iterator[Item]:
+        for item in items:
+            self._end()
+            yield item
+            return
+        self._end()
+
+    def _counted(self, items: Iterator[Item]) -> Iterator[Item]:
         for n, item in enumerate(items, start=1):
-            if quiet:
-                self._task.report(0, 0)
-                self._task.label = f"writing, {n} tokens"
-            else:
-                self._end()
+            self._task.report(0, 0)
+            self._task.label = f"writing, {n} tokens"
             yield item
         self._end()
 

@@ -62,6 +62,10 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="Continue a session file of --save-session without evaluating its tokens again.",
     ),
     option("--save-session", type=PATH, help="Save the session to a file at the end, for --load-session."),
+    option(
+        "--prompt-cache", metavar="DIR", type=PATH,
+        help="Keep the beginnings of texts in this folder, up to 4 GiB, and read those of new ones from it.",
+    ),
 )  # fmt: skip
 @in_group(
     "Sampling",

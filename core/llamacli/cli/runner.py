@@ -58,6 +58,7 @@ class RunOptions:
     lora: tuple[tuple[str, float], ...]
     load_session: str | None
     save_session: str | None
+    prompt_cache: str | None
     lookup: bool
     draft: str | None
     draft_max: int
@@ -117,6 +118,10 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     ) as model:
         from llamacli.engine.packed_copies import finish_copies
 
+        if options.prompt_cache is not None:
+            from llamacli.kv.prompt_cache import MAX_BYTES, PromptCache
+
+            model.prompt_cache = PromptCache(Path(options.prompt_cache), MAX_BYTES)
         result = _generate(options, model, time.perf_counter() - started, repl)
         finish_copies()  # a model that is closed earlier leaves none
     if not isinstance(result, Result):

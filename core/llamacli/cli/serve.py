@@ -155,6 +155,14 @@ _GROUPS = {
             "contexts for all texts at once, 40 % of what is free after loading at most.",
         ),
         option(
+            "--prompt-cache", metavar="DIR", type=PATH,
+            help="Keep the beginnings of prompts in this folder, so that they survive a restart.",
+        ),
+        option(
+            "--prompt-cache-size", metavar="SIZE", type=ByteSize(), default="4G", show_default=True,
+            help="Limit of that folder; what was not used for longest is deleted.",
+        ),
+        option(
             "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
             help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
             "0: the greatest throughput.",
@@ -384,6 +392,7 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
         n_ctx=given["ctx_size"] or None,
         max_running=running,
         extra_running=0 if given["max_running"] else MOST_RUNNING - running,
+        prompt_cache=given["prompt_cache"] and (given["prompt_cache"], given["prompt_cache_size"]),
         **{name: given[name] for name in names},
     )
 

@@ -28,6 +28,7 @@ from llamacli.engine.batching import Chunk, evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
+from llamacli.kv.prompt_cache import PromptCache
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.locking import fork_safe
 from llamacli.util.memory import trim_heap
@@ -57,6 +58,7 @@ class CompiledModel:
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
     - `adapters`: LoRA adapters of new sessions, with their scales.
+    - `prompt_cache`: prefixes on disk, None for none.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class CompiledModel:
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
+        self.prompt_cache: PromptCache | None = None
         self._program: Program | None = program
         self._load_nextn: Callable[[Program], Program] | None = None
         self._nextn: Program | None = None
@@ -123,7 +126,9 @@ class CompiledModel:
         It is compiled for a set of adapters, whatever their scales; those used last are kept. Raises ClosedError after
         close().
         """
-        program = self.program
+        program = self._program
+        if program is None:
+            raise ClosedError("the model is closed")
         if not adapters:
             return program
         key = without_scales(adapters)
@@ -320,6 +325,8 @@ class CompiledModel:
         Their memory returns to the system at once. Sessions of this model can no longer evaluate then.
         """
         for index in self._prefixes.values():
+            if self.prompt_cache is not None:
+                self.prompt_cache.save(index)
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()

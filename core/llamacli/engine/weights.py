@@ -17,6 +17,7 @@ from llamacli.engine.packed_copies import NewCopy, PackedCopy
 from llamacli.engine.placement import place
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Graph, Tensor
+from llamacli.kernels.embedding import look_up
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
 from llamacli.kernels.packing_formats import ROWS, Packing
@@ -204,17 +205,18 @@ def load_matrix(
             file.release(tensor.name)
     result = Matrix(kind, packed, layout.shape, layout.packing)
     if kind not in packings():
-        _expect_meaning(result, raw[0], tensor.name, file)
+        _expect_meaning(team, result, raw[0], tensor.name, file)
     return result
 
 
-def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
+def _expect_meaning(team: Team, matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
     """Raise PluginError if a packing differs from the format's `dequantize`.
 
     Compares some rows of each tensor.
     """
     meant = dequantize(raw[:ROWS], matrix.kind)
-    found = matrix.rows(np.arange(len(meant), dtype=np.int32))
+    with plugin_errors(f"compiling the packing of tensor type {matrix.kind.name}"):
+        found = look_up(team, matrix.kind, matrix.packed[0], np.arange(len(meant), dtype=np.int32))[:, : meant.shape[1]]
     if not np.allclose(found, meant, rtol=1e-5, atol=1e-6 * float(np.abs(meant).max())):
         raise PluginError(
             f"the packing of tensor type {matrix.kind.name} and its dequantize differ "

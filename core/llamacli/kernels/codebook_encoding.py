@@ -31,6 +31,7 @@ from llamacli.kernels.groups import (
     read_groups,
     round_clamped,
     splat,
+    stack_rows,
     units,
 )
 from llamacli.kernels.jit import kernel
@@ -59,7 +60,7 @@ _WEIGHTS = _LONGEST * ROW
 _FOUND = 2 * _LONGEST * ROW
 _COSTS = _FOUND + 8 * _VECTORS
 _EXCHANGE = _COSTS + 2 * _MOST_HALVES * ROW
-_ROWS = _EXCHANGE // ROW + 1
+_memory = stack_rows(_EXCHANGE // ROW + 1)
 
 _FIT_ROUNDS = 2
 """Rounds of alternating fits of factors and integers."""
@@ -448,8 +449,7 @@ def _write_codes(a: Any, first: Any, x: Any, scale: Any) -> None:
 def encode_groups(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize to a codebook."""
     a = carray(simd.pointer(args), 1, CODEBOOK)[0]
-    memory = np.empty((_ROWS + 1) * LANES, np.float32)
-    x = (memory.ctypes.data + ROW - 1) // ROW * ROW  # whole cache lines
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         if a.sign_kind > 0:

@@ -33,6 +33,7 @@ from llamacli.kernels.groups import (
     read_groups,
     round_clamped,
     splat,
+    stack_rows,
     units,
 )
 from llamacli.kernels.jit import kernel
@@ -50,6 +51,7 @@ _LONGEST = 32
 """Numbers of the longest group. Their rows of lanes are followed by those of weights, and a row for exchange."""
 
 _WEIGHTS, _EXCHANGE = _LONGEST * ROW, 2 * _LONGEST * ROW
+_memory = stack_rows(2 * _LONGEST + 1)
 
 _CLIPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 """Distances, in codes, of a group's largest number from the last code. With 0 among them, numbers that a plain
@@ -249,8 +251,7 @@ def _search_scales(a: Any, x: Any, target: Any) -> Any:
 def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats without shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
-    x = memory.ctypes.data
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         scale, factor = _search_scale(a, x), splat(1)
@@ -378,8 +379,7 @@ def _search_lines(a: Any, x: Any, targets: Any, sums: Any) -> Any:
 def encode_shifted(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats with a shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
-    x = memory.ctypes.data
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         scale, shift, sums = _search_line(a, x)

@@ -47,37 +47,25 @@ def load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
     return b.and_(both, ir.constant(ir.I32X16, 15)), b.lshr(both, ir.constant(ir.I32X16, 4))
 
 
-def _to_floats(stored: np.ndarray) -> np.ndarray:
-    return stored.astype(np.float32)
-
-
-def _from_e4m3(stored: np.ndarray) -> np.ndarray:
-    """Half of an unsigned E4M3 number: a float16 of another exponent bias."""
-    return (stored.astype(np.uint16) << 7).view(np.float16).astype(np.float32) * np.float32(128)
-
-
 def _load_e4m3(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """Half of an unsigned E4M3 number: a float16 of another exponent bias."""
     words = ir.ir.VectorType(ir.I16, ir.LANES)
     bits = b.shl(b.zext(ir.load(b, address, ir.I8X16), words), ir.constant(words, 7))
     half = b.bitcast(bits, ir.ir.VectorType(ir.HALF, ir.LANES))
     return b.fmul(b.fpext(half, ir.F32X16), ir.constant(ir.F32X16, 128))
 
 
-F32 = FieldKind(np.float32, _to_floats, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
+F32 = FieldKind(np.float32, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
 """Field of float32 numbers."""
-F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
+F16 = FieldKind(np.float16, ir.load_f16, exponent=0x7C00)
 """Field of float16 numbers."""
-U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
+U8 = FieldKind(np.uint8, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
 """Field of unsigned bytes."""
-I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
+I8 = FieldKind(np.int8, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
 """Field of signed bytes."""
-E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
-E4M3_HALF = FieldKind(np.uint8, _from_e4m3, _load_e4m3)
-U4_PAIR = FieldKind(
-    np.uint8,
-    lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)),
-    lambda b, address: tuple(ir.to_f32(b, nibble) for nibble in load_nibbles(b, address)),
-)
+E8M0_HALF = FieldKind(np.uint8, _load_e8m0)
+E4M3_HALF = FieldKind(np.uint8, _load_e4m3)
+U4_PAIR = FieldKind(np.uint8, lambda b, address: tuple(ir.to_f32(b, nibble) for nibble in load_nibbles(b, address)))
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 

@@ -24,19 +24,11 @@ from llamacli.quantization import TensorType
 def _odd_pair(unit: float) -> FieldKind:
     """Two nibbles n of a byte, as (2n + 1) * unit."""
 
-    def to_floats(stored: np.ndarray) -> tuple[np.ndarray, ...]:
-        return tuple((2 * nibble.astype(np.float32) + 1) * np.float32(unit) for nibble in (stored & 15, stored >> 4))
-
     def load(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ...]:
         double, single = (ir.constant(ir.F32X16, factor * unit) for factor in (2, 1))
         return tuple(ir.fma(b, ir.to_f32(b, nibble), double, single) for nibble in load_nibbles(b, address))
 
-    return FieldKind(np.uint8, to_floats, load)
-
-
-def _scale_and_delta(nibble: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    scale = 2 * (nibble & 7).astype(np.float32) + 1
-    return scale, np.where(nibble & 8, -scale, scale) * np.float32(0.125)
+    return FieldKind(np.uint8, load)
 
 
 def _load_scale_and_delta(b: ir.Builder, nibble: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -56,12 +48,11 @@ ODD_PAIR, ODD_PAIR_4TH, ODD_PAIR_8TH = _odd_pair(1), _odd_pair(1 / 4), _odd_pair
 
 SCALE_DELTA_PAIR = FieldKind(
     np.uint8,
-    lambda stored: (_scale_and_delta(stored & 15), _scale_and_delta(stored >> 4)),
     lambda b, address: tuple(_load_scale_and_delta(b, nibble) for nibble in load_nibbles(b, address)),
 )
 """Two nibbles of a byte: a scale 2n + 1 of 3 bits, and a shift by an eighth of it, down where the fourth bit is set."""
 
-BITS = FieldKind(np.uint8, lambda stored: tuple(stored >> bit & 1 for bit in range(8)), _load_bits)
+BITS = FieldKind(np.uint8, _load_bits)
 """The bits of a byte, lowest first."""
 
 # --- formulas --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,3 @@ class Matrix:
     shape: tuple[int, int]
     packing: Packing
     stack: Stack | None = None
-
-    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Rows of the first matrix, float32 [len(numbers), n_in]."""
-        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]

@@ -125,6 +125,8 @@ class Scheduler:
             ]
             with self._counted_refusals():
                 self.queue.put(prompts)
+        for ids in dict.fromkeys(request.prompts if generation else ()):
+            self.memory.read_ahead([*ids], key_of(adapters))
         return state
 
     def expect_room(self) -> None:
@@ -259,7 +261,7 @@ class Scheduler:
     def close(self) -> None:
         """Free the cache; the model stays open."""
         self.running.close()
-        self.memory.prefixes.clear()
+        self.memory.close()
 
     # --- leaving and entering
 
@@ -354,8 +356,8 @@ class Scheduler:
         tokens = sequence.tokens[start : start + n - n_ahead]
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
-        ids, n_last = np.array(tokens, np.int32), self._n_wanted(sequence, n)
-        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
+        n_last = self._n_wanted(sequence, n)
+        return Chunk(sequence.cache, tokens, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
 
     def _n_wanted(self, sequence: SequenceState, n: int) -> int:
         """Number of last tokens of a chunk whose rows are wanted."""
@@ -466,7 +468,7 @@ class Scheduler:
         sampler, text = sequence.sampler, sequence.text
         assert sampler is not None
         assert text is not None
-        self._lifecycle.count_drawn(sequence, is_end=text.is_end(token))
+        self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
         n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
         events = text.feed(token, sampler.logprobs)
         sequence.request.n_generated += text.n_tokens - n_tokens

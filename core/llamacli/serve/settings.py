@@ -65,6 +65,7 @@ class EngineSettings:
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
     - `mode`, `threads`: as for `load_model`; `load_mode`: its `load`.
     - `overrides`: keys of the models' metadata that are replaced.
+    - `prompt_cache`: folder of prefixes on disk, and its limit in bytes; None for none.
     - `lookup`: draft tokens by prompt lookup. `draft_max`: maximum length of drafts.
     """
 
@@ -87,6 +88,7 @@ class EngineSettings:
     mode: str = "auto"
     load_mode: str = "auto"
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
+    prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

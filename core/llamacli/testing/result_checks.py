@@ -84,7 +84,7 @@ def _expect_equal(tiny: TinyModel, what: str, expected: Logits, actual: Logits) 
 def _encoded(model: Model, texts: list[list[int]]) -> list[Logits]:
     """Rows of an encoder's texts, evaluated together."""
     pool = model.kv_pool("f32")
-    chunks = [Chunk(KVSequence(pool, len(ids)), np.array(ids, np.int32), n_last=len(ids)) for ids in texts]
+    chunks = [Chunk(KVSequence(pool, len(ids)), list(map(int, ids)), n_last=len(ids)) for ids in texts]
     try:
         return evaluate(model.program_with, chunks)
     finally:
@@ -209,8 +209,8 @@ def check_parameters(tiny: TinyModel) -> None:
             sequence = KVSequence(pool, start + length, other.rope_variant(length))
             sequence.reserve(0, start + n)
             if start:
-                other.forward(text, [Span(sequence, 0, start, n_encoded=start)])
-            found.append(other.forward(tokens[:n], [Span(sequence, start, n, n_encoded=start)], all_logits=True))
+                other.forward(text, [Span(sequence, 0, start, n_encoded=start)], [0])
+            found.append(other.forward(tokens[:n], [Span(sequence, start, n, n_encoded=start)], [n]))
         return found
 
     def is_seen(factors: dict[Tensor, npt.NDArray[np.float64]], factor: float, n_tokens: int) -> bool:

@@ -38,7 +38,10 @@ class ByteLevelBPE(VocabularyScheme):
 
         A character outside of GPT-2's byte table is encoded as UTF-8.
         """
-        return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in text)
+        try:
+            return bytes(map(BYTE_OF_CHAR.__getitem__, text))
+        except KeyError:
+            return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in text)
 
     @cached_property
     def _merger(self) -> Merger:

@@ -91,8 +91,10 @@ class Unigram(VocabularyScheme):
         if not len(data):
             return []
         unknown = self._vocabulary.special.get("unknown", -1)
-        ids = np.empty(len(data), np.int32)
-        count = kernels.encode_unigram(data, self._tokens, self._scores, self._unknown_score, unknown, ids)
+        ids, places = np.empty(len(data), np.int32), np.empty((2, len(data) + 1), np.int32)
+        count = kernels.encode_unigram(
+            data, self._tokens, self._scores, self._unknown_score, unknown, np.empty(len(data) + 1), *places, ids
+        )
         found: list[int] = ids[len(data) - count :].tolist()
         if unknown < 0 and -1 in found:
             self._unknown(text)

@@ -130,7 +130,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
                 f"the text has {len(tokens)} tokens; this model attends in both directions and takes at most "
                 f"{self.max_tokens} at once"
             )
-        ids = np.array(tokens, np.int32)
+        ids = list(map(int, tokens))
         sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
         try:
             chunk = Chunk(sequence, ids, self._model.adapters, 1 if only_last else len(ids))
