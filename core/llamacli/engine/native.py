@@ -364,6 +364,7 @@ class NativeProgram:
                 fields, cells = self._fields[row : row + n], np.arange(start, stop)
                 fields[:, 0], fields[:, 1] = cells, cells - behind
                 fields[:, 2:7], fields[:, 7], fields[:, 8:] = shared, tokens[row : row + n], (0, scales, behind)
+            n_seen = max(n_seen, stop)
             if span.inputs is not None:
                 rows = self._rows[row : row + n]
                 _place_inputs(rows, start, span.inputs, jumps)
