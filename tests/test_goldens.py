@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf, first_variants, quick_first
-from llamacli import Model, load_model
+from llamacli import Model, Session, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
-from oracle.goldens import DIRECTORY, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
+from oracle.goldens import DIRECTORY, ENCODED, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
 from tiny_variants import VARIANTS
 
 CLOSE = 5e-3
@@ -31,13 +31,20 @@ QUICK_FP32 = {
 """Marks: the first variant of each architecture is quick, types and other float32 variants are left to `make test`."""
 
 
+def begun(model: Model) -> Session:
+    session = model.create_session(n_ctx=N_CTX)
+    if model.program.has_encoder:
+        session.eval(model.encoder_inputs(ENCODED))
+    return session
+
+
 def all_logits(model: Model, tokens: Iterable[int] = TOKENS) -> np.ndarray:
-    with model.create_session(n_ctx=N_CTX) as session:
+    with begun(model) as session:
         return session.eval(list(tokens), all_logits=True)
 
 
 def greedy(model: Model, prompt: list[int], n: int) -> list[int]:
-    with model.create_session(n_ctx=N_CTX) as session:
+    with begun(model) as session:
         return [token.id for token in session.generate(prompt, max_tokens=n, ignore_eos=True)]
 
 
@@ -97,7 +104,7 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)
-    with model.create_session(n_ctx=N_CTX) as session:
+    with begun(model) as session:
         for token, expected in zip(TOKENS.tolist(), whole, strict=True):
             session.eval([token])
             np.testing.assert_array_equal(session.logits, expected)

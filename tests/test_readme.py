@@ -79,7 +79,7 @@ def test_program(folder, page, number):
 def test_supported_models_are_those_of_the_plugins() -> None:
     listed: dict[str, set[str]] = {}
     for name, architectures in re.findall(
-        r"^\| `(llamacli-[a-z]+)` \| ([^|]*) \|", (ROOT / "README.md").read_text(), re.M
+        r"^\| `(llamacli-[a-z0-9]+)` \| ([^|]*) \|", (ROOT / "README.md").read_text(), re.M
     ):
         listed.setdefault(name, set()).update(re.findall("`([^`]+)`", architectures))
     plugins: dict[str, set[str]] = {}

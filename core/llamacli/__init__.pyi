@@ -53,5 +53,6 @@ from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
 from llamacli.tokenizer import Tokenizer as Tokenizer
 from llamacli.tools.demo import demo_path as demo_path
+from llamacli.tools.diffusion import fill_masks as fill_masks
 from llamacli.tools.embedding import Embedder as Embedder
 from llamacli.tools.embedding import load_embedder as load_embedder

@@ -49,7 +49,7 @@ class Config:
 
     A family's own ones are added by subclassing. `n_ctx`, the length of the context in tokens, may be lowered before
     a session is created; it starts as `context_length`, the length that the model was trained for. Everything else is
-    fixed.
+    fixed. `decoder_start` is the token with which the decoder begins in models with an encoder.
     """
 
     architecture: str
@@ -65,6 +65,7 @@ class Config:
     layer_norm_eps: float = 0.0
     n_expert: int = 0
     n_expert_used: int = 0
+    decoder_start: int | None = None
     n_ctx: int = attrs.field(
         default=attrs.Factory(lambda self: self.context_length, takes_self=True),
         on_setattr=lambda self, field, value: checked_n_ctx(value),
@@ -543,6 +544,11 @@ def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph
         )
     if unread := graph.unread():
         raise PluginError(f"forward of {architecture.name!r} computes what nothing reads: {', '.join(unread)}")
+    encoder, decoder = graph.ops[: graph.n_encoder], graph.ops[graph.n_encoder :]
+    if {op.out for op in encoder} & {value for op in decoder for value in op.inputs()}:
+        raise PluginError(f"forward of {architecture.name!r}: the decoder reads a value of the encoder, not its store")
+    if encoder and (graph.recurrent or config.decoder_start is None):
+        raise PluginError(f"forward of {architecture.name!r}: an encoder needs decoder_start, and no recurrent state")
     return graph
 
 

@@ -23,6 +23,7 @@ from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
+from llamacli.ops.decoder import Decoder, decoder
 from llamacli.ops.div import div
 from llamacli.ops.embed import Embed, embed
 from llamacli.ops.gated import gated, geglu, swiglu
@@ -65,6 +66,7 @@ class Graph(Recorder):
     clamp = clamp
     columns = columns
     concat = concat
+    decoder = decoder
     div = div
     embed = embed
     gated = gated
@@ -113,7 +115,12 @@ class Graph(Recorder):
 
         Sessions, which evaluate token by token, cannot run such a graph.
         """
-        return any(op.needs_whole_input for op in self.ops)
+        return any(op.needs_whole_input for op in self.ops[self.n_encoder :])
+
+    @property
+    def n_encoder(self) -> int:
+        """Number of the first ops that are the encoder's, 0 without one."""
+        return next((i for i, op in enumerate(self.ops, start=1) if isinstance(op, Decoder)), 0)
 
     @property
     def n_components(self) -> int:
@@ -174,10 +181,12 @@ class Graph(Recorder):
     def hidden(self) -> Value | None:
         """Value that the output layer, the last matrix product, reads.
 
-        None if no matrix product computes the logits. That of a graph that needs its whole input is its result.
+        None if no matrix product computes the logits. That of an encoder, which has none, is its result.
         """
-        if self.needs_whole_input:
-            return self.ops[-1].out
+        table, last = self.embedding, self.ops[-1]
+        has_logits = bool(last.matrices()) and table is not None and last.out.width == table.table.shape[0]
+        if self.needs_whole_input and not has_logits:
+            return last.out
         makers = {op.out: op for op in self.ops}
         op = self.ops[-1]
         while not op.matrices() and op.inputs():

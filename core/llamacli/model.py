@@ -219,7 +219,10 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         if not is_integer(n_parallel) or n_parallel < 1:
             raise InvalidRequestError(f"n_parallel must be an integer of at least 1, not {n_parallel!r}")
         limit = token_limit(max_tokens, self.config.n_ctx)
-        ids = [self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+        ids = [
+            self.prompt_inputs(self.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt))
+            for prompt in prompts
+        ]
         for prompt in ids:
             if len(prompt) > self.config.n_ctx:
                 raise ContextOverflowError(0, len(prompt), self.config.n_ctx)

@@ -222,13 +222,13 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of text that is to follow the session's tokens.
 
-        At the beginning that is a prompt, with BOS where the model expects it; later on it is neither given BOS nor the
+        At the beginning that is a prompt (`Model.encode_prompt`); later on it is neither given BOS nor the
         space that some tokenizers put first. With `parse_special`, spelled special tokens become their ids. Raises
         TokenizerError if the vocabulary cannot express the text.
         """
         tokenizer = self.model.tokenizer
         if not self._tokens:
-            return tokenizer.encode_prompt(text, parse_special=parse_special)
+            return self.model.encode_prompt(text, parse_special=parse_special)
         if not parse_special:
             return tokenizer.encode_run(text, continues=True)
         ids: list[int] = []
@@ -256,8 +256,9 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         """Evaluate `prompt`, then yield up to `max_tokens` tokens as they are drawn.
 
         The prompt is token ids, an `Inputs`, or text, which is tokenized as `encode` does: special tokens in it stay
-        text. With None
-        or -1 for `max_tokens` the text goes on until it ends or the context is full.
+        text. In an encoder-decoder model the first prompt is the encoder's text (`Model.encoder_inputs`), and what is
+        generated begins with `config.decoder_start`; later prompts are the decoder's. With None or -1 for `max_tokens`
+        the text goes on until it ends or the context is full.
 
         A token is accepted when the next one is asked for: only then is it counted, remembered for penalties and
         evaluated, the last one too. Leaving the loop therefore drops the token in hand. Generation ends at an
@@ -279,7 +280,10 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             raise SessionBusyError(_BUSY)
         params = self.params if params is None else params
         limit = token_limit(max_tokens, self.n_ctx)
-        ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        begun = self.encode(prompt) if isinstance(prompt, str) else prompt
+        if not self._tokens and not isinstance(begun, Inputs):
+            begun = self.model.prompt_inputs(begun)
+        ids = self._checked(begun)
         drafter = self.drafter if speculate is None else speculate
         if drafter is not None:
             drafter.begin(self.model)

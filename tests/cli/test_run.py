@@ -445,3 +445,15 @@ def test_wrong_adapters_are_named(invoke, model, tmp_path) -> None:
     ):
         result = invoke("run", model, PROMPT, "--lora", given)
         assert (result.exit_code != 0, message in result.stderr) == (True, True), result.stderr
+
+
+def test_the_prompt_of_an_encoder_is_not_continued(invoke, tiny_gguf, plugins) -> None:
+    keys = {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 2}
+    path = tiny_gguf("t5", tokenizer="spm", metadata=keys)
+    with load_model(path, "fp32", plugins=plugins) as loaded, loaded.create_session() as session:
+        tokens = list(session.generate(PROMPT, max_tokens=8))
+        n_prompt = session.stats.n_prompt
+    assert n_prompt == len(loaded.encode(PROMPT)) + 1  # with EOS, and the decoder's first token
+    result = invoke("run", path, PROMPT, "-n", 8, *GREEDY)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "".join(token.piece for token in tokens) + "\n"

@@ -1,9 +1,12 @@
-"""Attention: groups, windows, soft caps, sinks, shared caches."""
+"""Attention: groups, windows, soft caps, sinks, relative position bias, shared caches."""
 
+import numpy as np
 import pytest
 
 from llamacli import Graph, Value
 from llamacli.engine import Engine
+from llamacli.errors import PluginError
+from llamacli.ops.attention import relative_buckets
 from llamacli.testing import formulas
 from verbs import TOKENS, WIDTH, Params, Run
 
@@ -94,3 +97,68 @@ def test_values_in_keys(value_dim: int, engine: Engine) -> None:
     run = Run(engine, build, TOKENS * 9)
     q, k = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, 48) for name in "qk")
     run.check(formulas.attention(q, k, k[..., :value_dim], 0.3).reshape(len(run.x), -1))
+
+
+def bucket(distance: int, n_buckets: int, max_distance: int) -> int:
+    """Bucket of a distance of at least 0, without logarithms."""
+    exact = n_buckets // 2
+    if distance < exact:
+        return distance
+    # exact + k where (distance / exact) ** (n_buckets - exact) reaches (max_distance / exact) ** k
+    n, reached = n_buckets - exact, 0
+    while reached < n and distance**n * exact**reached >= max_distance**reached * exact**n:
+        reached += 1
+    return min(exact + reached - 1, n_buckets - 1)
+
+
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (16, 128), (8, 20), (64, 256), (6, 100)])
+def test_relative_buckets(n_buckets: int, max_distance: int) -> None:
+    distances = np.arange(-300, 301)
+    causal = [bucket(max(0, -d), n_buckets, max_distance) for d in distances.tolist()]
+    assert relative_buckets(distances, n_buckets, max_distance, causal=True).tolist() == causal
+    half = n_buckets // 2
+    both = [bucket(abs(d), half, max_distance) + half * (d > 0) for d in distances.tolist()]
+    assert relative_buckets(distances, n_buckets, max_distance, causal=False).tolist() == both
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (6, 5)])
+def test_relative_bias(n_buckets: int, max_distance: int, causal: bool, engine: Engine) -> None:
+    tokens = TOKENS * 9
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        q, k, v = (g.linear(x, param(name, n, WIDTH)) for name, n in (("q", 64), ("k", 32), ("v", 32)))
+        kv, bias = g.store(k, v, head_dim=16), param("table", n_buckets, 4)
+        return g.attention(q, kv, scale=0.3, causal=causal, bias=bias, max_distance=max_distance)
+
+    run = Run(engine, build, tokens)
+    q, k, v = (formulas.linear(run.x, run[name]).reshape(len(run.x), -1, 16) for name in "qkv")
+    distances = np.arange(1 - len(tokens), len(tokens))
+    bias = run["table"][relative_buckets(distances, n_buckets, max_distance, causal=causal)].T
+    expected = formulas.attention(q, k, v, 0.3, n_after=0 if causal else len(tokens), bias=bias)
+    run.check(expected.reshape(len(run.x), -1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((8, 3), {}, r"attention: table\.weight \(8, 3\) and 4 heads"),
+        ((3, 4), {}, r"attention: table\.weight \(3, 4\) and 4 heads"),
+        ((32, 4), {"max_distance": 16}, r"attention: table\.weight \(32, 4\) and distances up to 16"),
+    ],
+)
+def test_biases_that_do_not_fit(shape: tuple[int, int], options: dict, message: str, engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        return g.attention(x, g.store(x, x, head_dim=16), scale=0.3, bias=param("table", *shape), **options)
+
+    with pytest.raises(PluginError, match=message):
+        Run(engine, build)
+
+
+def test_cells_of_another_shape_are_refused(engine: Engine) -> None:
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        g.store(x, x, head_dim=32, into=g.store(x, x, head_dim=16))
+        return x
+
+    with pytest.raises(PluginError, match=r"store: .* do not fit together"):
+        Run(engine, build)

@@ -1,6 +1,6 @@
 """Record llama.cpp's embeddings of a few tokens: `python -m oracle.embeddings`.
 
-With `--encoders`, those of models without logits instead.
+With `--encoders`, those of models without logits instead; `--only` records some of them, and keeps the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
     for i, token in enumerate(TOKENS):
         batch.token[i], batch.pos[i], batch.logits[i] = int(token), i, 1
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-    if llama_cpp.llama_decode(context, batch):
+    encodes = llama_cpp.llama_model_has_encoder(model)  # decoding would attend to earlier tokens only
+    if (llama_cpp.llama_encode if encodes else llama_cpp.llama_decode)(context, batch):
         raise SystemExit(f"the peer does not embed with {path}")
     n_embd = llama_cpp.llama_model_n_embd(model)
     if pooling:
@@ -54,13 +55,15 @@ def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
     return vectors
 
 
-def _record(golden: Path, variants: Iterable[str]) -> None:
+def _record(golden: Path, variants: Iterable[str], only: Iterable[str]) -> None:
     import llama_cpp
 
     llama_cpp.llama_backend_init()
-    vectors = {}
+    with np.load(golden) as recorded:
+        names = [f"{variant}-{name}" for variant in variants for name in POOLINGS]
+        vectors = {name: recorded[name] for name in names if name in recorded and only}
     with tempfile.TemporaryDirectory() as folder:
-        for variant in variants:
+        for variant in only or variants:
             path = tiny_variants.write(Path(folder) / f"{variant}.gguf", variant)
             for name, number in POOLINGS.items():
                 vectors[f"{variant}-{name}"] = _embed(path, number)
@@ -70,7 +73,9 @@ def _record(golden: Path, variants: Iterable[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--encoders", action="store_true")
-    if parser.parse_args().encoders:
-        _record(ENCODERS_GOLDEN, tiny_variants.ENCODERS)
+    parser.add_argument("--only", nargs="*", default=[], metavar="VARIANT")
+    options = parser.parse_args()
+    if options.encoders:
+        _record(ENCODERS_GOLDEN, tiny_variants.ENCODERS, options.only)
     else:
-        _record(GOLDEN, VARIANTS)
+        _record(GOLDEN, VARIANTS, options.only)

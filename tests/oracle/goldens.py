@@ -17,6 +17,9 @@ DIRECTORY = Path(__file__).resolve().parents[1] / "goldens"
 TOKENS = np.random.RandomState(1234).randint(0, 128, 48).astype(np.int32)
 """The sequence that every tiny model is run on."""
 
+ENCODED = TOKENS[:-12:-1].tolist()
+"""The encoder's text in models that have one, which the decoder's first token and then the sequence follow."""
+
 POSITIONS = np.array([0, 1, 7, 15, 16, 31, 32, 47], np.int32)
 """Where in it logits are kept: around the borders of pages and blocks, and at the end."""
 

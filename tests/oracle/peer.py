@@ -21,17 +21,21 @@ from llamacli.testing.peer import Peer
 __all__ = ["Peer", "run"]
 
 
-def run(path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: int) -> dict[str, npt.NDArray[Any]]:
+def run(
+    path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, n_ctx: int, encoded: Sequence[int] = ()
+) -> dict[str, npt.NDArray[Any]]:
     """Run a file on `tokens`, then decode greedily after `n_prompt` of them.
 
     Some models compute otherwise in a long context than in a short one, whatever the number of tokens. Returns `logits`
     float32 [len(tokens), n_vocab], `greedy` int32 [n_greedy], and `gaps` float32 [n_greedy], by how much the logit of
-    each was larger than the next best. Without tokens the prompt is BOS.
+    each was larger than the next best. Without tokens the prompt is BOS. A model with an encoder begins with `encoded`.
     """
     with Peer(path, n_ctx) as peer:
+        peer.begin(encoded)
         tokens = tokens if len(tokens) else [peer.bos]
         logits = peer.eval(tokens)
     with Peer(path, n_ctx) as peer:
+        peer.begin(encoded)
         greedy, gaps = peer.greedy(tokens[: n_prompt or len(tokens)], n_greedy)
     return {"logits": logits, "greedy": np.array(greedy, np.int32), "gaps": np.array(gaps, np.float32)}
 

@@ -21,14 +21,15 @@ def record(name: str, directory: Path) -> None:
     """Run llama.cpp on a variant and its float32 weights; save the golden."""
     path = tiny_variants.write(directory / f"{name}.gguf", name)
     exact = tiny_variants.write(directory / f"{name}-f32.gguf", name, dequantized=True)
-    run = peer.run(path, goldens.TOKENS.tolist(), goldens.N_PROMPT, goldens.N_GREEDY, goldens.N_CTX)
+    tokens, n_ctx, encoded = goldens.TOKENS.tolist(), goldens.N_CTX, goldens.ENCODED
+    run = peer.run(path, tokens, goldens.N_PROMPT, goldens.N_GREEDY, n_ctx, encoded)
     golden = goldens.Golden(
         sha256=goldens.sha256(path),
         logits=run["logits"][goldens.POSITIONS],
         top1=run["logits"].argmax(-1).astype(np.int32),
         greedy=run["greedy"],
         gaps=run["gaps"],
-        exact=peer.run(exact, goldens.TOKENS.tolist(), 1, 0, goldens.N_CTX)["logits"][goldens.POSITIONS],
+        exact=peer.run(exact, tokens, 1, 0, n_ctx, encoded)["logits"][goldens.POSITIONS],
     )
     change = golden.save(name)
     n_sure = goldens.sure(golden.gaps, 1e-3)

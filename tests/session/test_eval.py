@@ -158,7 +158,7 @@ class TestRefusals:
         logits = started.logits.copy()
 
         class Interrupting:
-            states = model.program.states
+            states, has_encoder = model.program.states, False
 
             def forward(self, *_: object, **__: object) -> np.ndarray:
                 garbage = np.full((2, 2, 16), np.nan, np.float32)

@@ -63,6 +63,8 @@ def test_interrupt_drops_reused_cells(model: Model) -> None:
     program = model.program
 
     class Interrupting:
+        has_encoder = False
+
         def forward(*_: object, **__: object) -> np.ndarray:
             raise KeyboardInterrupt
 

@@ -25,6 +25,7 @@ EXPECTED = {
     "gemma3": {"geglu", "normed queries and keys", "window 10 in 6 of 7 layers"},
     "gemma4_e": {"per-layer embeddings"},
     "gptoss_gqa": {"swiglu_oai", "attention sinks", "YaRN"},
+    "t5": {"dense", "MHA 4/4 x 16", "relative position bias", "encoder and decoder"},
 }
 
 
@@ -41,7 +42,8 @@ def test_features_of_variants(variant: str, tiny_gguf: TinyGguf, plugins: Plugin
 
 
 def test_features_of_a_plain_model(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
-    assert described("gqa", tiny_gguf, plugins) == EXPECTED["gqa"]
+    for variant in ("gqa", "t5"):
+        assert described(variant, tiny_gguf, plugins) == EXPECTED[variant]
 
 
 @pytest.mark.medium

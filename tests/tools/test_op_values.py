@@ -171,3 +171,8 @@ class TestPeer:
 def test_entry_points_are_used(tiny_gguf: TinyGguf) -> None:
     plugins = Plugins([EntryPoint("llama", "llamacli_llama", ARCHITECTURES)])
     assert Recorded.of(tiny_gguf("gqa"), plugins).config.architecture == "llama"
+
+
+def test_models_with_an_encoder_are_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with pytest.raises(InvalidRequestError, match="an encoder and a decoder have a text each"):
+        Recorded.of(tiny_gguf("t5"), plugins).values(TOKENS)

@@ -215,7 +215,8 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
 
         completion, fields = None, {}
         if chat is None:
-            writer = CompletionWriter(options.prompt if options.display_prompt else "")
+            continues_prompt = options.display_prompt and not model.program.has_encoder
+            writer = CompletionWriter(options.prompt if continues_prompt else "")
             completion = complete(
                 session, ids, params, max_tokens=options.max_tokens, ignore_eos=options.ignore_eos, on_start=log_start,
                 writer=None if options.json else writer,
@@ -290,13 +291,13 @@ def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str
 
 
 def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
-    """Encode the prompt with BOS if the model wants it, without EOS.
+    """Encode the prompt, see `Model.encode_prompt`.
 
     A text that continues a saved session has neither, nor a leading space.
     """
     if continues:
         return model.tokenizer.encode_run(text, continues=True)
-    ids = model.tokenizer.encode_prompt(text, parse_special=True)
+    ids = model.encode_prompt(text, parse_special=True)
     if not ids:
         raise InvalidRequestError("this model has no BOS token to start a text with: give a prompt")
     return ids

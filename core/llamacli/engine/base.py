@@ -83,6 +83,10 @@ class Program(Protocol):
         """True if a token's result depends on tokens behind it."""
 
     @property
+    def has_encoder(self) -> bool:
+        """True if a context begins with a text for an encoder."""
+
+    @property
     def has_hidden(self) -> bool:
         """True if `forward` can return hidden states."""
 
@@ -99,7 +103,8 @@ class Program(Protocol):
         `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [sum(n_last), n_vocab],
         of the last `n_last` tokens of each span, which may be 0. With `hidden`, the rows are those that the output
         layer reads, [.., n_embd]. A token's logits do not depend on which tokens are evaluated in the same call. The
-        caller has checked bounds, reserved the cells and lets no sequence occur twice.
+        caller has checked bounds, reserved the cells and lets no sequence occur twice. An encoder's text is in batches
+        of its own, without rows.
         """
 
     def forward_with_hidden(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -13,7 +14,7 @@ from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
-from llamacli.inputs import Inputs
+from llamacli.inputs import Inputs, is_in_span
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
@@ -39,7 +40,7 @@ class Chunk:
       tokens, so that those of tokens after explicit ones have to be given (`Contents.slice`). The cache gets their
       content keys.
     - `adapters`: the LoRA adapters that the cells are computed with.
-    - `n_last`: the number of last tokens whose results are wanted.
+    - `n_last`: the number of last tokens whose results are wanted. An encoder's text has none.
     - `n_ahead`: the number of last tokens that are only drafted. The cache can be truncated by so many afterwards,
       whatever its sliding windows are; with recurrent states by exactly as many.
     - `keep`: called with checkpoints of recurrent states, which it may fork: within long prompts and, without
@@ -75,15 +76,16 @@ def evaluate(
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
     their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
-    starts, rows, n_done, n_tokens, is_one = [], list[list[Logits]](), 0, 0, True
+    starts, encoded, rows, n_done, n_tokens, is_one = [], list[int](), list[list[Logits]](), 0, 0, True
     for i, chunk in enumerate(chunks):
         if isinstance(chunk.ids, Inputs):
             inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
             chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
         starts.append(len(chunk.cache.tokens))
+        encoded.append(_n_encoded(chunk) if program_of(chunk.adapters).has_encoder else 0)
         rows.append([])
         n_tokens += len(chunk.ids)
-        is_one &= chunk.cache.pool is chunks[0].cache.pool
+        is_one &= chunk.cache.pool is chunks[0].cache.pool and encoded[-1] <= starts[-1]
         if chunk.adapters != chunks[0].adapters:
             is_one &= without_scales(chunk.adapters) == without_scales(chunks[0].adapters)
     if n_tokens <= N_BATCH:
@@ -93,10 +95,10 @@ def evaluate(
     if is_one and 0 < n_tokens <= N_BATCH:
         batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
     else:
-        batches = _batches(chunks)
+        batches = _batches(chunks, starts, encoded)
     try:
         for batch in batches:
-            n_done += _run(program_of, chunks, batch, starts, rows, hidden)
+            n_done += _run(program_of, chunks, batch, starts, encoded, rows, hidden)
             if progress is not None:
                 progress(n_done, n_tokens)
     except BaseException:
@@ -138,6 +140,7 @@ def _run(
     chunks: Sequence[Chunk],
     batch: Batch,
     starts: Sequence[int],
+    encoded: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
 ) -> int:
@@ -156,10 +159,12 @@ def _run(
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids.tolist()
         scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
-        spans.append(Span(chunk.cache, start, n, hidden_in, part, scales))
+        span = Span(chunk.cache, start, n, hidden_in, part, scales, encoded[i])
+        spans.append(span)
         parts.append(ids[first : first + n])
-        counts.append(max(0, min(n, chunk.n_last - n_left)))
-        takes_hidden |= chunk.take_hidden is not None
+        has_rows = not encoded[i] or not span.encodes
+        counts.append(max(0, min(n, chunk.n_last - n_left)) if has_rows else 0)
+        takes_hidden |= has_rows and chunk.take_hidden is not None
     tokens = np.array(list(itertools.chain.from_iterable(parts)), np.int32)
     with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
         if takes_hidden:
@@ -247,22 +252,45 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
             )
 
 
-def _batches(chunks: Sequence[Chunk]) -> Iterator[Batch]:
+def _n_encoded(chunk: Chunk) -> int:
+    """Tokens of the encoder's text in a chunk's sequence.
+
+    Raises InvalidRequestError unless it begins with them, has no other spans and no explicit positions, and a token of
+    the decoder where results are wanted.
+    """
+    cached, ids = chunk.cache.tokens, chunk.ids
+    keys = cached or (ids.keys if isinstance(ids, Inputs) else ids)
+    n = bisect.bisect_left(keys, True, key=lambda key: not is_in_span(key))
+    if not n:
+        raise InvalidRequestError(
+            "this model has an encoder: its context begins with a text for it, see Model.encoder_inputs"
+        )
+    if isinstance(ids, Inputs) and (ids.spans != (() if cached else ((0, n),)) or ids.positions is not None):
+        raise InvalidRequestError("a model with an encoder takes one span, its text, and no explicit positions")
+    if chunk.n_last and len(cached) + len(ids) <= n:
+        raise InvalidRequestError("the text for the encoder has no logits: a token of the decoder must follow")
+    return n
+
+
+def _batches(chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int]) -> Iterator[Batch]:
     """Split chunks into batches of at most N_BATCH tokens.
 
-    Each is of one pool and set of adapters; spans of inputs are not cut.
+    Each is of one pool and set of adapters; spans of inputs are not cut. The encoder's texts come first, apart.
     """
-    groups = dict[tuple[int, tuple[Adapter, ...]], list[int]]()
-    for i, chunk in enumerate(chunks):
-        groups.setdefault((id(chunk.cache.pool), without_scales(chunk.adapters)), []).append(i)
+    groups = dict[tuple[int, tuple[Adapter, ...], bool], list[tuple[int, int, int]]]()
+    for encodes in (True, False):
+        for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
+            first, stop = (0, n - start) if encodes else (max(0, n - start), len(chunk.ids))
+            if first < stop:
+                key = id(chunk.cache.pool), without_scales(chunk.adapters), encodes
+                groups.setdefault(key, []).append((i, first, stop))
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH
-        for i in members:
-            done = 0
-            while done < len(chunks[i].ids):
-                ids = chunks[i].ids
-                n = ids.largest_piece(done, room) if isinstance(ids, Inputs) else min(room, len(ids) - done)
+        for i, done, stop in members:
+            while done < stop:
+                ids, n = chunks[i].ids, min(room, stop - done)
+                n = ids.largest_piece(done, n) if isinstance(ids, Inputs) else n
                 if n:
                     batch.append((i, done, n))
                 done, room = done + n, room - n

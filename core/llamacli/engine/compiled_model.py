@@ -182,11 +182,42 @@ class CompiledModel:
             self._nextn_pool = KVPool(KVLayout.of(program.states, kind), f"{self.identity}-nextn")
         return self._nextn_pool
 
+    def encode_prompt(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Token ids of a prompt, with EOS only for an encoder.
+
+        BOS is there where the model expects it. `parse_special` and errors are as for `Tokenizer.encode`.
+        """
+        encode = self.tokenizer.encode if self.program.has_encoder else self.tokenizer.encode_prompt
+        return encode(text, parse_special=parse_special)
+
+    def encoder_inputs(self, text: str | Sequence[int], decoder: Sequence[int] | None = None) -> Inputs:
+        """Inputs that begin the context of an encoder-decoder model.
+
+        `text`, for the encoder, becomes a span of tokens that attend to each other; the `decoder`'s tokens follow, by
+        default `config.decoder_start` alone. A context holds both. Raises InvalidRequestError if the model has no
+        encoder, if there is no token for the encoder or the decoder, or more than `N_BATCH` for the encoder.
+        """
+        if not self.program.has_encoder:
+            raise InvalidRequestError(f"the model {self.name!r} has no encoder")
+        ids = self.encode_prompt(text) if isinstance(text, str) else list(text)
+        start = self.config.decoder_start
+        tail = [*((start,) if decoder is None and start is not None else decoder or ())]
+        if not ids or not tail:
+            raise InvalidRequestError(f"there is no token for the {'decoder' if ids else 'encoder'}")
+        if len(ids) > N_BATCH:
+            raise InvalidRequestError(f"the encoder takes at most {N_BATCH} tokens at once, not {len(ids)}")
+        return Inputs.of([*ids, *tail], spans=[(0, len(ids))])
+
+    def prompt_inputs(self, ids: Sequence[int]) -> Sequence[int] | Inputs:
+        """Inputs of a context's first prompt: `encoder_inputs`, or the ids themselves."""
+        return self.encoder_inputs(ids) if self.program.has_encoder else ids
+
     def logits(self, inputs: Sequence[int] | Inputs) -> npt.NDArray[np.float32]:
         """Logits of all tokens of a text, float32 [n, n_vocab].
 
-        `inputs`, token ids or an `Inputs`, begin a context of their own. A model with attention in both directions,
-        such as one of masked diffusion, has no other way to logits; its texts have at most `N_BATCH` tokens. Raises
+        `inputs`, token ids or an `Inputs`, begin a context of their own; an encoder's text in them has no logits. A
+        model with attention in both directions, such as one of masked diffusion, has no other way to logits; its texts
+        have at most `N_BATCH` tokens. Raises
         InvalidRequestError for inputs that the model cannot compute, ContextOverflowError for more than `config.n_ctx`
         tokens, EmbeddingModelError if the model has no logits.
         """

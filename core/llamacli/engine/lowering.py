@@ -33,7 +33,8 @@ Watch = Callable[[Tensor, npt.NDArray[np.float32], npt.NDArray[np.int64] | None]
 class StepTable(Lowering):
     """Step table of a graph.
 
-    `tail` is the first step whose rows depend on no other rows. `hidden` is the value that the output layer reads, None
+    `decoder` is the first step behind those of the encoder, 0 without one; `tail` the first one whose rows depend on no
+    other rows. `hidden` is the value that the output layer reads, None
     if there is no such layer, and `output` the first step after it. `prepares` are called before each run; `host_ops`
     are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step.
     """
@@ -52,9 +53,12 @@ class StepTable(Lowering):
         self.plugin_steps: dict[Step, str] = {}
         biases = [(1, *tensor.shape)[-2] for op in graph.ops for tensor in op.tensors()]
         self.zeros = np.zeros(max([*biases, *(op.out.width for op in graph.ops)]) + ROWS, np.float32)
-        n_body = graph.tail
-        for op in graph.ops[:n_body]:
+        n_body, n_encoder = graph.tail, graph.n_encoder
+        self.decoder = 0
+        for i, op in enumerate(graph.ops[:n_body], start=1):
             self._lower(op)
+            if i == n_encoder:
+                self.decoder = len(self.steps)
         self.tail = len(self.steps)
         self.hidden = graph.hidden
         self.output = 0

@@ -144,9 +144,11 @@ class NativeProgram:
             with self._errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
-        self._body = _segments(self._steps, 0, self._tail)
+        self.has_encoder = table.decoder > 0
+        self._encoder = _segments(self._steps, 0, table.decoder)
+        self._body = _segments(self._steps, table.decoder, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
-        self._whole = _segments(self._steps, 0, len(self._steps))
+        self._whole = _segments(self._steps, table.decoder, len(self._steps))
         self._crossing = _crossing(self._steps, self._tail, self.buffers)
         self._output = _segments(self._steps, table.output, len(self._steps))
         self._crossing_output = _crossing(self._steps, table.output, self.buffers)
@@ -224,7 +226,10 @@ class NativeProgram:
             started, n = time.perf_counter(), len(tokens)
             table, n_seen = self._place(tokens, spans)
             batch = HostRows(tokens, 0, n, spans)
-            if sum(n_last) == n and not is_hidden:  # all rows run through all steps, as in most decode steps
+            if self.has_encoder and spans[0].encodes:
+                self._run_steps(table, self._encoder, batch, n_seen)
+                rows = np.empty((0, self._n_vocab), np.float32)
+            elif sum(n_last) == n and not is_hidden:  # all rows run through all steps, as in most decode steps
                 logits = self._new_logits(0, n)
                 self._run_steps(table, self._whole, batch, n_seen)
                 if self._writes_logits is None:
@@ -351,15 +356,15 @@ class NativeProgram:
         ids, row, n_seen, reach, jumps = tokens.tolist(), 0, 0, 0, list[npt.NDArray[np.int32]]()
         for span in spans:
             sequence, start, n = span.sequence, span.start, span.n
-            stop = start + n
+            stop, behind = start + n, span.n_behind if self.has_encoder else 0
             scales = 0 if span.adapter_scales is None else span.adapter_scales.ctypes.data
             shared = sequence.address, sequence.seq_len, stop, 0, 0
             if n == 1:
-                self._fields[row] = start, start, *shared, ids[row], 0, scales
+                self._fields[row] = start, start - behind, *shared, ids[row], 0, scales, behind
             else:
-                fields = self._fields[row : row + n]
-                fields[:, 0] = fields[:, 1] = np.arange(start, stop)
-                fields[:, 2:7], fields[:, 7], fields[:, 8:] = shared, tokens[row : row + n], (0, scales)
+                fields, cells = self._fields[row : row + n], np.arange(start, stop)
+                fields[:, 0], fields[:, 1] = cells, cells - behind
+                fields[:, 2:7], fields[:, 7], fields[:, 8:] = shared, tokens[row : row + n], (0, scales, behind)
             n_seen = max(n_seen, stop)
             if span.inputs is not None:
                 rows = self._rows[row : row + n]

@@ -41,7 +41,8 @@ class ReferenceProgram:
     def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]], mode: QuantMode = QuantMode.AUTO):
         self.graph, self.weights, self._mode = graph, weights, mode
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
-        self._tail = graph.tail
+        self._n_encoder, self._tail = graph.n_encoder, graph.tail
+        self.has_encoder = self._n_encoder > 0
         self._plugin_ops = {op: text for op, text in describe_ops(graph).items() if is_plugin_op(op)}
         self.timings = Timings()
 
@@ -130,7 +131,8 @@ class ReferenceProgram:
         values: dict[Value, Array] = {}
         weight = self.weights.__getitem__
         run = Run(tokens, span, self.states, values, weight)
-        for i, op in enumerate(self.graph.ops):
+        part = (0, self._n_encoder) if span.encodes else (self._n_encoder, None)
+        for i, op in enumerate(self.graph.ops[slice(*part)], start=part[0]):
             if i == self._tail:
                 values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
                 run = Run(tokens[span.n - n_rows :], span.part(span.n - n_rows, span.n), self.states, values, weight)

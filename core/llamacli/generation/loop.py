@@ -281,8 +281,8 @@ class Generated:
 
 def generate_batch(
     sessions: Sequence[Session],
-    prompts: Sequence[Sequence[int]],
-    evaluate: Callable[[Sequence[tuple[Session, Sequence[int]]]], object],
+    prompts: Sequence[Sequence[int] | Inputs],
+    evaluate: Callable[[Sequence[tuple[Session, Sequence[int] | Inputs]]], object],
     params: SamplingParams | SamplerChain | None,
     limit: int,
     n_parallel: int,
@@ -294,12 +294,14 @@ def generate_batch(
     """
     results = {i: Generated("", (), "length") for i in range(len(sessions))}
     waiting, pieces = collections.deque(range(len(sessions) if limit else 0)), [""] * len(sessions)
-    running: dict[int, tuple[Generation, Sequence[int]]] = {}
+    running: dict[int, tuple[Generation, Sequence[int] | Inputs]] = {}
     while waiting or running:
         while waiting and len(running) < n_parallel:
             i = waiting.popleft()
-            decoder = sessions[i].model.tokenizer.stream(prompts[i])
-            running[i] = Generation(sessions[i], params, limit, decoder=decoder), prompts[i]
+            prompt = prompts[i]
+            keys = [key for key in prompt.keys if key >= 0] if isinstance(prompt, Inputs) else prompt
+            decoder = sessions[i].model.tokenizer.stream(keys)
+            running[i] = Generation(sessions[i], params, limit, decoder=decoder), prompt
         evaluate([(sessions[i], ids) for i, (_, ids) in running.items()])
         for i, (one, _) in [*running.items()]:
             tokens = one.draw()

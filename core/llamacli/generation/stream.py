@@ -65,7 +65,8 @@ class TokenStream:
         """
         if model.program.needs_whole_input:
             raise EmbeddingModelError(
-                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings"
+                "tokens of this model attend to later ones, so it cannot generate text: use it for embeddings, or "
+                "llamacli.fill_masks if it is one of masked diffusion"
             )
         self.adapters = model.adapters if adapters is None else model.check_adapters(adapters)
         if sequence is None:
@@ -263,6 +264,8 @@ class TokenStream:
         tokens = [*sinks, *tail]
         if not len(self._checked(tokens, n_past=0)):
             raise InvalidRequestError("sinks and tail are both empty: at least one token is needed")
+        if self.program.has_encoder:
+            raise InvalidRequestError("the context begins with a text for the encoder, which tokens cannot replace")
         self.rewind(0)
         self.eval(tokens)
 

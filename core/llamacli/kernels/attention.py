@@ -28,11 +28,14 @@ STORE = record(
 
 ATTENTION = record(
     "q", "q_stride", "out", "out_stride", "layer", "n_head_kv", "group", "head_dim", "value_dim", "scratch",
-    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", scale=np.float32, softcap=np.float32,
+    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross",
+    scale=np.float32, softcap=np.float32,
 )  # fmt: skip
 """`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
 A token sees `window` positions, its own included, but none before the last multiple of `chunk`; besides, the `n_after`
-positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0."""
+positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0, and so
+may `bias`, float32 [n_head, 2 * (max_distance + PAGE)], which is added to scores by distance: -(max_distance + PAGE) is
+the first. With `cross`, tokens see the encoder's text, else only what is behind it."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
@@ -200,9 +203,9 @@ def _accumulate_keys(typingctx: Any, kind: Any, n: Any, p: Any, pages: Any, keys
 
 
 @njit(inline="always")
-def _first_seen(cell: Any, window: Any, chunk: Any) -> Any:
-    """First cell that a token sees."""
-    return max(max(0, cell + 1 - window), cell // chunk * chunk)
+def _first_seen(cell: Any, window: Any, chunk: Any, first: Any) -> Any:
+    """First cell that a token sees, `first` or a later one."""
+    return max(max(first, cell + 1 - window), cell // chunk * chunk)
 
 
 @njit(inline="always")
@@ -310,6 +313,9 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
             while unit_row < unit_end:  # tokens of one sequence at a time
                 first_row, last_row = unit_row, unit_row + 1
                 kv, cell, end = rows[first_row].kv, rows[first_row].cell, rows[first_row].end
+                first_cell = rows[first_row].n_encoded
+                if a.cross:
+                    first_cell, end = np.int64(0), first_cell
                 while last_row < unit_end and rows[last_row].kv == kv:
                     last_row += 1
                 unit_row = last_row
@@ -333,7 +339,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
                 n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
-                first_page = _first_seen(cell, a.window, a.chunk) // PAGE
+                first_page = _first_seen(cell, a.window, a.chunk, first_cell) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
@@ -353,10 +359,10 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         own = cell + i // heads
                         n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
                         seen = min(end, own + 1 + n_after) - start
-                        unseen = _first_seen(own, a.window, a.chunk) - start
-                        slope = np.float32(0)
+                        unseen = _first_seen(own, a.window, a.chunk, first_cell) - start
+                        head, slope = head_kv * a.group + first_head + i % heads, np.float32(0)
                         if a.slopes:
-                            slope = simd.read_f32(a.slopes + 4 * (head_kv * a.group + first_head + i % heads))
+                            slope = simd.read_f32(a.slopes + 4 * head)
                         largest = lowest
                         for page in range(begin, n_pages):
                             at = scores + 4 * (i * TILE + page * PAGE)
@@ -367,6 +373,10 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                                 offset = simd.splat(np.float32(start + page * PAGE - own))
                                 distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
                                 score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
+                            if a.bias:
+                                nearest = max(start + page * PAGE - own, -(a.max_distance + PAGE))
+                                place = (2 * head + 1) * (a.max_distance + PAGE) + min(nearest, a.max_distance)
+                                score = simd.add(score, simd.load(a.bias + 4 * place))
                             score = simd.first_lanes(score, seen - page * PAGE, lowest)
                             if unseen > page * PAGE:
                                 score = simd.first_lanes(lowest, unseen - page * PAGE, score)

@@ -1,15 +1,20 @@
 """Attention over the KV cache.
 
-Grouped queries, sliding windows and chunks, soft caps, sinks, ALiBi, attention in both directions.
+Grouped queries, sliding windows and chunks, soft caps, sinks, ALiBi, relative position bias, attention in both
+directions, cross attention.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
+from llamacli.kernels.kv_types.types import PAGE
 from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.columns import columns
 from llamacli.ops.lowering import NO_LIMIT, Lowering, f32, stride
@@ -28,13 +33,31 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
     return np.exp2(-max_bias / n * np.array(powers, np.float64))
 
 
+Integers = npt.NDArray[np.intp]
+
+
+def relative_buckets(distances: Integers, n_buckets: int, max_distance: int, *, causal: bool) -> Integers:
+    """Bucket of relative positions, key less query (T5, Raffel et al. 2020).
+
+    Half of the buckets are single distances, the others grow with the logarithm up to `max_distance`, from where on
+    the last one is for all. Unless `causal`, the second half of them all is for keys behind the query.
+    """
+    n, away = (n_buckets, np.maximum(-distances, 0)) if causal else (n_buckets // 2, np.abs(distances))
+    exact = n // 2
+    # llama.cpp takes the logarithm in float32, which decides at the edges of buckets.
+    logarithms = np.log((np.maximum(away, exact) / exact).astype(np.float32)) * np.float32(n - exact)
+    far = np.floor((exact + logarithms / math.log(max_distance / exact)).astype(np.float32)).astype(np.intp)
+    return np.where(away < exact, away, np.minimum(far, n - 1)) + (0 if causal else n * (distances > 0))
+
+
 @attrs.frozen(eq=False)
 class Attention(Op):
     """Attention op over the cached tokens of `layer`.
 
-    out = softmax(softcap(scale * q k^T) - slope * distance, causal, windowed) v. `sinks`, one number a head, are logits
-    of one more position, whose value is zero. `alibi` is the largest exponent of the slopes. Unless `causal`, a token
-    sees those behind it too, as many as before it.
+    out = softmax(softcap(scale * q k^T) - slope * distance + bias, causal, windowed) v. `sinks`, one number a head, are
+    logits of one more position, whose value is zero. `alibi` is the largest exponent of the slopes. `bias`, (n_buckets,
+    n_head), is looked up by `relative_buckets`. Unless `causal`, a token sees those behind it too, as many as before
+    it. With `cross`, it sees the encoder's text.
     """
 
     mixes_tokens = True
@@ -47,6 +70,9 @@ class Attention(Op):
     sinks: Tensor | None
     alibi: float | None
     causal: bool
+    bias: Tensor | None = None
+    max_distance: int = 0
+    cross: bool = False
 
     @property
     def needs_whole_input(self) -> bool:
@@ -56,7 +82,7 @@ class Attention(Op):
     @property
     def uses_distance(self) -> bool:
         """See Op."""
-        return self.alibi is not None
+        return self.alibi is not None or self.bias is not None
 
     def compute(self, run: Run) -> Array:
         """See Op.
@@ -70,8 +96,10 @@ class Attention(Op):
         queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim), []
         for i, heads in enumerate(queries):
             own = run.start + i
-            first = max(0, own - n_before, own // state.chunk * state.chunk if state.chunk else 0)
+            first = max(run.span.n_behind, own - n_before, own // state.chunk * state.chunk if state.chunk else 0)
             seen = slice(first, min(n_past, own + 1 + n_ahead[i]))
+            if self.cross:
+                seen = slice(0, run.span.n_encoded)
             # BLAS sums in an order that depends on the layout, which must be the same however the batch was split.
             seen_keys = np.ascontiguousarray(keys[..., seen], np.float64)
             seen_values = np.ascontiguousarray(values[:, seen], np.float64)
@@ -81,6 +109,9 @@ class Attention(Op):
             if self.alibi is not None:
                 slopes = alibi_slopes(self.q.width // self.head_dim, self.alibi).reshape(len(keys), -1, 1)
                 scores = scores - slopes * np.abs(np.arange(seen.start, seen.stop) - own)
+            if self.bias is not None:
+                biases = self._biases(run[self.bias], np.arange(seen.start, seen.stop) - own)
+                scores = scores + biases.reshape(len(keys), -1, seen.stop - seen.start)
             row_max = scores.max(-1, keepdims=True)
             if self.sinks is not None:
                 sinks = run[self.sinks].reshape(len(keys), -1, 1)
@@ -91,6 +122,10 @@ class Attention(Op):
                 total += np.exp(sinks - row_max)
             out.append(np.matmul(scores / total, seen_values).reshape(-1))
         return np.array(out).reshape(run.n, self.out.width)
+
+    def _biases(self, table: npt.NDArray[Any], distances: Integers) -> npt.NDArray[Any]:
+        """Relative position bias, [n_head, len(distances)]."""
+        return table[relative_buckets(distances, len(table), self.max_distance, causal=self.causal)].T
 
     def _reach(self, window: int | None) -> tuple[int, int]:
         """Tokens that a token sees before and behind itself."""
@@ -108,6 +143,11 @@ class Attention(Op):
         n_head = q.width // self.head_dim
         slopes = 0 if self.alibi is None else to.memory(alibi_slopes(n_head, self.alibi).astype(np.float32))
         n_before, n_after = self._reach(state.window)
+        bias: Any = 0
+        if self.bias is not None:
+            edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
+            table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
+            bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
         to.step(
             latent_attention if state.values_in_keys else attention,
             ATTENTION,
@@ -118,7 +158,8 @@ class Attention(Op):
                 "group": n_head // state.n_head_kv, "n_head_kv": state.n_head_kv, "head_dim": self.head_dim,
                 "value_dim": state.value_dim, "layer": self.layer, "sinks": sinks, "slopes": slopes,
                 "window": n_before + 1, "chunk": state.chunk or NO_LIMIT, "n_after": n_after, "scale": self.scale,
-                "softcap": self.softcap or 0.0, **head_scratch(to, state),
+                "softcap": self.softcap or 0.0, "bias": bias, "max_distance": self.max_distance, "cross": self.cross,
+                **head_scratch(to, state),
             },
             work_seen=float(q.width + out.width),
         )  # fmt: skip
@@ -133,6 +174,9 @@ class Attention(Op):
         yield attention(g, x, store(g, half, x, head_dim=8, value_dim=16, chunk=7), scale=0.3, alibi=4.0)
         yield attention(g, x, store(g, half, None, head_dim=x.width // 2, value_dim=20), scale=0.3)
         yield attention(g, x, store(g, x, x, head_dim=16, window=6), scale=0.3, causal=False)
+        for causal in (True, False):
+            bias = param(f"bias_{causal}", 8, x.width // 16)
+            yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3, bias=bias, max_distance=12, causal=causal)
 
 
 def attention(
@@ -145,6 +189,9 @@ def attention(
     sinks: Param | None = None,
     alibi: float | None = None,
     causal: bool = True,
+    bias: Param | None = None,
+    max_distance: int = 128,
+    cross: bool = False,
 ) -> Value:
     """Record attention with grouped queries (Ainslie et al. 2023).
 
@@ -152,11 +199,13 @@ def attention(
     scores; `sinks`, (n_head,), join the softmax as the logits of a position without value (Xiao et al. 2023). `alibi`
     subtracts each head's slope times the distance of the positions from the scores (ALiBi, `max_alibi_bias`). With
     `causal=False` a token sees all tokens of its input, or with a window of w those at most w // 2 away: for embedding
-    models, which evaluate a text at once.
+    models, which evaluate a text at once. `bias` adds a number to scores by head and bucket of distance (relative
+    position bias of T5, Raffel et al. 2020; `relative_attention_max_distance`). With `cross`, tokens of the decoder see
+    the encoder's text, whose keys and values a `store` before `decoder` has cached.
 
-    Formula: `out = softmax(softcap(scale * q @ k.T) - slope * |i - j|) @ v` over the tokens that are seen
-    Shapes: q [n, n_head * head_dim], sinks (n_head,); out [n, n_head * value_dim]
-    Limits: n_head is a multiple of n_head_kv; softcap > 0; alibi > 0; causal where keys have a chunk
+    Formula: `out = softmax(softcap(scale * q @ k.T) - slope * |i - j| + bias[bucket(j - i)]) @ v` over what is seen
+    Shapes: q [n, n_head * head_dim], sinks (n_head,), bias (n_buckets, n_head); out [n, n_head * value_dim]
+    Limits: n_head is a multiple of n_head_kv; softcap > 0; alibi > 0; causal where keys have a chunk; 4 <= n_buckets
     Example: `out = g.attention(q, kv, scale=1 / math.sqrt(config.head_dim))`
     """
     state = kv.state
@@ -171,6 +220,15 @@ def attention(
     n_head = q.width // state.head_dim
     if sinks:
         expect("attention", sinks.weight.shape == (n_head,), f"{sinks.weight.name} and {n_head} heads")
-    weight = sinks.weight if sinks else None
+    if bias:
+        name, shape = bias.weight.name, bias.weight.shape
+        fits = len(shape) == 2 and shape[1] == n_head and shape[0] >= 4
+        expect("attention", fits, f"{name} {shape} and {n_head} heads")
+        expect("attention", max_distance > shape[0] // 2, f"{name} {shape} and distances up to {max_distance}")
+    bounds = f"window {state.window}, chunk {state.chunk}"
+    expect("attention", not cross or state.window is state.chunk is None, f"{bounds} and cross attention")
+    weight, table = (param.weight if param else None for param in (sinks, bias))
     out = g.value(n_head * state.value_dim)
-    return g.record(Attention(out, q, kv.layer, state.head_dim, scale, softcap, weight, alibi, causal))
+    return g.record(
+        Attention(out, q, kv.layer, state.head_dim, scale, softcap, weight, alibi, causal, table, max_distance, cross)
+    )

@@ -24,7 +24,8 @@ class Span:
     `n` tokens, from cell `start` of `sequence` on. `hidden`, float32 [n, n_embd], are the hidden states that
     `g.previous_hidden` reads; None for zeros. `inputs`, n tokens with positions that are known (`Inputs.placed`), have
     embeddings, positions and spans; None for ids whose positions are the numbers of their cells. `adapter_scales`,
-    float64 [n_adapters], are the scales of the program's LoRA adapters; None for 1.
+    float64 [n_adapters], are the scales of the program's LoRA adapters; None for 1. The first `n_encoded` cells of the
+    sequence are of the encoder's text, in which the span lies wholly or not at all.
     """
 
     sequence: KVSequence
@@ -33,12 +34,24 @@ class Span:
     hidden: npt.NDArray[np.float32] | None = None
     inputs: Inputs | None = None
     adapter_scales: npt.NDArray[np.float64] | None = None
+    n_encoded: int = 0
+
+    @property
+    def encodes(self) -> bool:
+        """True for tokens of the encoder's text."""
+        return self.start < self.n_encoded
+
+    @property
+    def n_behind(self) -> int:
+        """Cells before position 0: the encoder's, for a decoder's tokens."""
+        return 0 if self.encodes else self.n_encoded
 
     def part(self, first: int, stop: int) -> Span:
         """Tokens `first` to `stop` - 1 of the span."""
         hidden = None if self.hidden is None else self.hidden[first:stop]
         inputs = None if self.inputs is None else self.inputs.part(first, stop)
-        return Span(self.sequence, self.start + first, stop - first, hidden, inputs, self.adapter_scales)
+        start = self.start + first
+        return Span(self.sequence, start, stop - first, hidden, inputs, self.adapter_scales, self.n_encoded)
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +110,7 @@ class Run:
         inputs = self.span.inputs
         if inputs is not None and inputs.positions is not None:
             return inputs.positions.astype(np.intp)
-        return np.arange(self.start, self.start + self.n)[:, None]
+        return np.arange(self.start, self.start + self.n)[:, None] - self.span.n_behind
 
     @property
     def n_ahead(self) -> npt.NDArray[np.intp]:

@@ -76,17 +76,19 @@ def store(
     value_dim: int | None = None,
     window: int | None = None,
     chunk: int | None = None,
+    into: KeyValues | None = None,
 ) -> KeyValues:
     """Cache keys and values for attention: one layer of the KV cache.
 
     Keys have `head_dim` numbers a head and values `value_dim`, the same by default. Without `v`, the value of a head
     is the first `value_dim` numbers of its key, and takes no memory: multi-head latent attention (Liu et al. 2024).
     With a `window`, a token attends to itself and the `window` - 1 tokens before it; with a `chunk`, to none before the
-    last position that is a multiple of `chunk` (chunked attention).
+    last position that is a multiple of `chunk` (chunked attention). `into` is the handle of an earlier `store`, whose
+    cells are written then: those of an encoder's text and of the decoder's tokens can share a layer of the cache.
 
     Formula: `cache[position] = k, v`
     Shapes: k [n, n_head_kv * head_dim], v [n, n_head_kv * value_dim]; returns the handle that `attention` reads
-    Limits: value_dim <= head_dim without v; window > 0; chunk > 0
+    Limits: value_dim <= head_dim without v; window > 0; chunk > 0; `into` has the same shape
     Example: `kv = g.store(k, v, head_dim=config.head_dim, window=config.window)`
     """
     expect("store", head_dim > 0 and k.width % head_dim == 0, f"k of width {k.width} and head_dim {head_dim}")
@@ -97,8 +99,11 @@ def store(
         expect("store", width > 0 and v.width == n_head_kv * width, f"v of width {v.width} and {n_head_kv} x {width}")
     expect("store", window is None or window > 0, f"window {window} and a token that attends to itself")
     expect("store", chunk is None or chunk > 0, f"chunk {chunk} and a token that attends to itself")
-    g.states.append(KVSpec(n_head_kv, head_dim, window, width, v is None, chunk))
-    cached = KeyValues(len(g.states) - 1, g.states[-1])
+    state = KVSpec(n_head_kv, head_dim, window, width, v is None, chunk)
+    cached = into or KeyValues(len(g.states), state)
+    expect("store", cached.state == state, f"{state} and {cached.state}")
+    if into is None:
+        g.states.append(state)
     g.record(Store(g.value(0), k, v, cached.layer, width))
     return cached
 

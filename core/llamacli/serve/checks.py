@@ -44,6 +44,8 @@ def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_run
         raise NotSupportedError(f"the model {request.model!r} has no embeddings")
     if generation is not None and is_encoder:
         raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
+    if model.program.has_encoder:
+        raise NotSupportedError(f"the model {request.model!r} has an encoder: the server does not run such models")
 
 
 def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:

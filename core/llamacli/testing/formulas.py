@@ -75,13 +75,14 @@ def attention(
     chunk: int | None = None,
     alibi: float | None = None,
     n_after: int = 0,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Grouped-query attention, [n, n_head, dv].
 
     q [n, n_head, d] stands at the last n of the m positions of k, [m, n_head_kv, d], and v, [m, n_head_kv, dv].
     `window` is how many positions a query sees, its own and those before it, none of them before the last multiple of
     `chunk`; besides, it sees `n_after` behind it. `softcap` caps scores by tanh, `sinks` [n_head] are scores without a
-    value, `alibi` is the largest exponent of ALiBi's slopes.
+    value, `alibi` is the largest exponent of ALiBi's slopes. `bias` [n_head, 2m - 1] is added by distance, 1 - m first.
     """
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     n, n_head, _ = q.shape
@@ -100,6 +101,8 @@ def attention(
                 n_first = 2 ** math.floor(math.log2(n_head))
                 steps = head + 1 if head < n_first else head - n_first + 0.5
                 scores = scores - 2 ** (-alibi * steps / n_first) * abs(np.arange(begin, end) - own)
+            if bias is not None:
+                scores = scores + bias[head, np.arange(begin, end) - own + len(k) - 1]
             largest = scores.max() if sinks is None else max(scores.max(), sinks[head])
             p = np.exp(scores - largest)
             total = p.sum() + (np.exp(sinks[head] - largest) if sinks is not None else 0)

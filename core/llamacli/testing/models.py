@@ -76,7 +76,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
         return (1 + SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     if name.endswith("ssm_a"):
         return -np.exp(0.5 * random.standard_normal(shape)).astype(np.float32), Type.F32
-    kept = ("ffn_gate_inp", "conv1d", "conv.weight", "_lerp_")
+    kept = ("ffn_gate_inp", "conv1d", "conv.weight", "_lerp_", "_rel_b")
     if len(shape) == 1 or any(part in name for part in kept) or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]

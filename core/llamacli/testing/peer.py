@@ -78,6 +78,7 @@ class Peer:
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self.n_embd = llama_cpp.llama_model_n_embd(self._model)
+        self._has_encoder = llama_cpp.llama_model_has_encoder(self._model)
         mrope = llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE
         self._n_components = 4 if llama_cpp.llama_model_rope_type(self._model) in mrope else 1
         self._n_past = 0
@@ -114,6 +115,16 @@ class Peer:
         self._n_past = self._n_past if position is None else position
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
+    def begin(self, text: Sequence[int]) -> None:
+        """Evaluate the encoder's text and the decoder's first token.
+
+        Does nothing if the model has no encoder.
+        """
+        if self._has_encoder and not self._embeddings:
+            self._run(self._batch(text), len(text), encodes=True)
+            self._n_past = 0
+            self.eval([self._api.llama_model_decoder_start_token(self._model)])
+
     def set_causal(self, causal: bool) -> None:
         """Set causal attention, or attention in both directions."""
         self._api.llama_set_causal_attn(self._context, causal)
@@ -147,16 +158,19 @@ class Peer:
         return ids, gaps
 
     def _decode(self, tokens: Sequence[int]) -> Logits:
+        return self._run(self._batch(tokens), len(tokens), encodes=self._has_encoder and self._embeddings)
+
+    def _batch(self, tokens: Sequence[int]) -> Any:
         batch = self._api.llama_batch_init(len(tokens), 0, 1)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i] = int(token), self._n_past + i
-        return self._run(batch, len(tokens))
+        return batch
 
-    def _run(self, batch: Any, n: int) -> Logits:
+    def _run(self, batch: Any, n: int, *, encodes: bool = False) -> Logits:
         api, batch.n_tokens = self._api, n
         for i in range(n):
             batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = 1, 1, 0
-        status = api.llama_decode(self._context, batch)
+        status = (api.llama_encode if encodes else api.llama_decode)(self._context, batch)
         api.llama_batch_free(batch)
         if status:
             raise OSError(f"decoding of llama.cpp failed with status {status}")
@@ -213,19 +227,25 @@ def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
 
 
 def run_peer(
-    path: Path, tokens: Sequence[int], n_prompt: int, n_greedy: int, *, embeddings: bool = False
+    path: Path,
+    tokens: Sequence[int],
+    n_prompt: int,
+    n_greedy: int,
+    *,
+    embeddings: bool = False,
+    encoded: Sequence[int] = (),
 ) -> tuple[Logits, list[int], list[float]]:
     """Run llama.cpp in a process of its own.
 
     An assertion of llama.cpp ends that process alone. Returns the rows of `tokens`, then what `Peer.greedy` returns for
-    the first `n_prompt` of them. Raises ImportError without llama-cpp-python, OSError with llama.cpp's reason for a
-    file that it refuses, or where it ends.
+    the first `n_prompt` of them. In a model with an encoder they follow the text `encoded`. Raises ImportError
+    without llama-cpp-python, OSError with llama.cpp's reason for a file that it refuses, or where it ends.
     """
     if find_spec("llama_cpp") is None:
         raise ImportError("No module named 'llama_cpp': pip install llama-cpp-python")
     with tempfile.TemporaryDirectory(prefix="llamacli-peer-") as folder:
         out = Path(folder) / "rows.npz"
-        given = json.dumps([str(path), str(out), list(tokens), n_prompt, n_greedy, embeddings])
+        given = json.dumps([str(path), str(out), list(tokens), n_prompt, n_greedy, embeddings, list(encoded)])
         environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(
             [sys.executable, "-m", "llamacli.testing.peer"],
@@ -241,11 +261,15 @@ def run_peer(
             return found["rows"], found["ids"].tolist(), found["gaps"].tolist()
 
 
-def _run(path: str, out: str, tokens: list[int], n_prompt: int, n_greedy: int, embeddings: bool) -> None:
+def _run(
+    path: str, out: str, tokens: list[int], n_prompt: int, n_greedy: int, embeddings: bool, encoded: list[int]
+) -> None:
     with Peer(Path(path), 256, embeddings=embeddings) as peer:
+        peer.begin(encoded)
         rows, ids, gaps = peer.eval(tokens), list[int](), list[float]()
         if n_greedy:
             peer.clear()
+            peer.begin(encoded)
             ids, gaps = peer.greedy(tokens[:n_prompt], n_greedy)
     np.savez(out, rows=rows, ids=np.array(ids, np.int64), gaps=np.array(gaps))
 

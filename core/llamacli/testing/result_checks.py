@@ -33,6 +33,9 @@ Logits = npt.NDArray[np.float32]
 
 N_TOKENS = 40
 
+ENCODED = [5, 1, 3, 0, 2, 6, 1, 4, 7, 3, 2]
+"""The encoder's text in models that have one; the tokens of a check follow the decoder's first."""
+
 MODES = {QuantMode.FP32: 1e-9, QuantMode.AUTO: 1e-2, QuantMode.Q8: 1e-2, QuantMode.Q4: 1e-2}
 """Bound of the NMSE of kernels against NumPy: but for fp32, kernels round activations to 8 bits."""
 
@@ -57,7 +60,10 @@ def _tokens(tiny: TinyModel, n: int = N_TOKENS) -> list[int]:
 def _session(tiny: TinyModel, mode: str = "fp32", **options: Any) -> Session:
     load = {name: options.pop(name) for name in ("threads", "reference") if name in options}
     model = tiny.load(mode, **load)
-    return model.create_session(**{"n_ctx": min(256, model.config.context_length), "reuse": False} | options)
+    session = model.create_session(**{"n_ctx": min(256, model.config.context_length), "reuse": False} | options)
+    if model.program.has_encoder:
+        session.eval(model.encoder_inputs(ENCODED))
+    return session
 
 
 def _logits(session: Session, tokens: list[int]) -> Logits:
@@ -198,11 +204,13 @@ def check_parameters(tiny: TinyModel) -> None:
         other = ReferenceProgram(graph, changed)
         found = []
         for length in sorted(lengths):
-            n = min(length, n_tokens)
-            pool = KVPool(KVLayout.of(other.states, "f32", other.recurrent))
-            sequence = KVSequence(pool, length, other.rope_variant(length))
-            sequence.reserve(0, n)
-            found.append(other.forward(tokens[:n], [Span(sequence, 0, n)], [n]))
+            n, text = min(length, n_tokens), np.array(ENCODED if other.has_encoder else [], np.int32)
+            pool, start = KVPool(KVLayout.of(other.states, "f32", other.recurrent)), len(text)
+            sequence = KVSequence(pool, start + length, other.rope_variant(length))
+            sequence.reserve(0, start + n)
+            if start:
+                other.forward(text, [Span(sequence, 0, start, n_encoded=start)], [0])
+            found.append(other.forward(tokens[:n], [Span(sequence, start, n, n_encoded=start)], [n]))
         return found
 
     def is_seen(factors: dict[Tensor, npt.NDArray[np.float64]], factor: float, n_tokens: int) -> bool:
@@ -240,11 +248,12 @@ def check_rewind(tiny: TinyModel) -> None:
     """Rewind: going back and on gives the same bits as going on."""
     tokens = _tokens(tiny)
     with _session(tiny) as session, _session(tiny) as expected:
+        start = session.n_past
         session.eval(tokens)
         for n_past in (30, 13, 0):
-            session.rewind(n_past)
+            session.rewind(start + n_past)
             session.eval(tokens[n_past : n_past + 6])
-            expected.rewind(0)
+            expected.rewind(start)
             expected.eval(tokens[: n_past + 6])
             _expect_equal(tiny, f"after going back to token {n_past}", expected.logits, session.logits)
 
@@ -322,7 +331,7 @@ def check_peer(tiny: TinyModel) -> None:
     tokens, n_greedy = _tokens(tiny), 0 if tiny.is_encoder else _N_GREEDY
     embeds = tiny.is_encoder and tiny.recorded()[3].ops[-1].out.width != tiny.recorded()[0].n_vocab
     try:
-        expected, ids, gaps = run_peer(tiny.path, tokens, _N_PROMPT, n_greedy, embeddings=embeds)
+        expected, ids, gaps = run_peer(tiny.path, tokens, _N_PROMPT, n_greedy, embeddings=embeds, encoded=ENCODED)
     except OSError as error:
         raise ConformanceError(f"{tiny}: {error}") from error
     _expect_results(tiny, "llama.cpp", expected, ids, gaps)
@@ -350,8 +359,9 @@ def _expect_results(tiny: TinyModel, other: str, logits: Logits, greedy: list[in
         _expect_close(tiny, f"against {other}", logits, _rows(tiny, tokens), bound)
         return
     with _session(tiny, n_ctx=256) as session:
+        start = session.n_past
         _expect_close(tiny, f"against {other}", logits, _logits(session, tokens), bound)
-        session.rewind(0)
+        session.rewind(start)
         actual = [token.id for token in session.generate(tokens[:_N_PROMPT], max_tokens=_N_GREEDY, ignore_eos=True)]
     n_sure = next((i for i, gap in enumerate(gaps) if gap < _NARROW), len(gaps))
     if actual[:n_sure] != greedy[:n_sure]:
@@ -372,17 +382,22 @@ def check_declarations(tiny: TinyModel) -> None:
     program = ReferenceEngine().compile(graph, tiny.file, QuantMode.FP32)
     tokens = np.array(_tokens(tiny, 9), np.int32)
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), 64, program.rope_variant(64))
-    sequence.reserve(0, len(tokens))
+    n, n_encoded = len(tokens), len(tokens) if program.has_encoder else 0
+    sequence.reserve(0, n + n_encoded)
     values: dict[Any, Any] = {}
-    whole = Run(tokens, Span(sequence, 0, len(tokens)), program.states, values, program.weights.__getitem__)
-    for op in graph.ops:
+    for i, op in enumerate(graph.ops):
+        first = 0 if i < graph.n_encoder else n_encoded
+        whole = Run(
+            tokens, Span(sequence, first, n, n_encoded=n_encoded), program.states, values, program.weights.__getitem__
+        )
         values[op.out] = np.asarray(op.compute(whole), np.float32)
         if op.mixes_tokens:
             continue
         for row in (3, len(tokens) - 1):
             alone = {value: values[value][row : row + 1] for value in op.inputs()}
             for start in {row} if op.uses_position else {row, row + 1}:
-                run = attrs.evolve(whole, tokens=tokens[row : row + 1], span=Span(sequence, start, 1), values=alone)
+                span = attrs.evolve(whole.span, start=first + start, n=1)
+                run = attrs.evolve(whole, tokens=tokens[row : row + 1], span=span, values=alone)
                 got = np.asarray(op.compute(run), np.float32)[0]
                 expected = values[op.out][row]
                 if not np.allclose(got, expected, rtol=1e-5, atol=1e-6 * (1 + np.abs(expected).max(initial=0))):
@@ -409,6 +424,8 @@ for mode in ("fp32", "auto"):
             Embedder(model, 0).embed([3, 1, 2, 0, 5, 4, 7], pooling="none", normalize=False)
             continue
         with model.create_session(n_ctx=64) as session:
+            if model.program.has_encoder:
+                session.eval(model.encoder_inputs([3, 1, 2]))
             session.eval([3, 1, 2, 0, 5, 4, 7])
             session.eval([6])
 """

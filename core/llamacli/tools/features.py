@@ -30,12 +30,12 @@ def _experts(graph: Graph) -> Iterator[str]:
         yield "dense"
     activations = {op.activation for op in graph.ops if isinstance(op, Gated | MoE)}
     yield from sorted(formula_of(activation).__name__ for activation in activations - {Activation.SWIGLU})
-    if len([op for op in graph.ops if isinstance(op, Embed)]) > 1:
+    if len({op.table for op in graph.ops if isinstance(op, Embed)}) > 1:
         yield "per-layer embeddings"
 
 
 def _attention(graph: Graph) -> Iterator[str]:
-    layers = [op for op in graph.ops if isinstance(op, Attention)]
+    layers = [op for op in graph.ops[graph.n_encoder :] if isinstance(op, Attention) and not op.cross]
     heads = Counter(
         (op.q.width // op.head_dim, graph.states[op.layer].n_head_kv, op.head_dim) for op in layers
     ).most_common()
@@ -53,6 +53,10 @@ def _attention(graph: Graph) -> Iterator[str]:
         yield "latent attention (MLA)"
     for alibi in sorted({op.alibi for op in layers if op.alibi}):
         yield f"ALiBi up to {alibi:g}"
+    if any(op.bias for op in layers):
+        yield "relative position bias"
+    if graph.n_encoder:
+        yield "encoder and decoder"
     if graph.needs_whole_input:
         yield "attention in both directions"
     if len(layers) > len(graph.states):

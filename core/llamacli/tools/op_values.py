@@ -86,8 +86,10 @@ class Recorded:
         """Run the ops on a prompt.
 
         Ops without a result, such as `store`, are left out. Raises InvalidRequestError for a token that is not in the
-        vocabulary, or without tokens.
+        vocabulary, without tokens, or for a model with an encoder.
         """
+        if self.graph.n_encoder:
+            raise InvalidRequestError("an encoder and a decoder have a text each: values of one prompt cannot be shown")
         if not tokens or not all(0 <= token < self.config.n_vocab for token in tokens):
             raise InvalidRequestError(f"tokens must be ids from 0 to {self.config.n_vocab - 1}, not {list(tokens)}")
         ids = np.array(tokens, np.int32)

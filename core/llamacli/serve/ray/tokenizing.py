@@ -25,6 +25,7 @@ class UnweightedProgram:
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
+        self.has_encoder = graph.n_encoder > 0
         self.timings = Timings()
 
     def forward(self, *_: Any, **__: Any) -> Any:
