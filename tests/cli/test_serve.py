@@ -11,7 +11,9 @@ import math
 import os
 import random
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -276,7 +278,7 @@ def test_disconnects_leave_nothing_behind(server: Program) -> None:
             )
             next(iter(stream))
             stream.close()
-    wait_for(lambda: not server.send("/slots").json)
+    wait_for(lambda: not any(slot["is_processing"] for slot in server.send("/slots").json))
     assert 'llamacli_cancelled_total{model="demo",phase="decode"}' in server.send("/metrics").body.decode()
 
 
@@ -288,20 +290,37 @@ def test_log_names_requests_without_texts(server: Program) -> None:
     assert "private" not in "".join(server.lines)
 
 
-def test_draining(start_server: Callable[..., Program]) -> None:
-    """SIGTERM lets running requests end, or cuts them with an error."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_draining(number: int, start_server: Callable[..., Program]) -> None:
+    """Signals let running requests end, or cut them with an error."""
     program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="400")
     assert program.send("/v1/models").status == 401
     client = program.client(api_key="secret")
     short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
     long = client.chat.completions.create(model="demo", messages=HI, stream=True, n=8, extra_body={"ignore_eos": True})
     next(iter(long))
-    program.process.send_signal(signal.SIGTERM)
+    program.process.send_signal(number)
     list(short)
     with pytest.raises(openai.APIError, match="shutting down"):
         list(long)
     client.close()
     assert program.end() == 0, "".join(program.lines)
+
+
+@pytest.mark.slow
+def test_without_free_descriptors_connections_wait(start_server: Callable[..., Program]) -> None:
+    program = start_server("--read-timeout", "3")
+    n_open = len(os.listdir(f"/proc/{program.process.pid}/fd"))
+    resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (n_open + 8, n_open + 8))
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", program.port)))
+        wait_for(lambda: any(" error: " in line for line in program.lines))
+        time.sleep(2.5)
+    (reported,) = [line for line in program.lines if " error: " in line]
+    assert "Traceback" not in "".join(program.lines)
+    assert "no connection can be accepted: Too many open files (see ulimit -n)" in reported
+    assert program.send("/health").status == 200
 
 
 @pytest.mark.slow
@@ -563,8 +582,8 @@ def test_short_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_options_are_grouped() -> None:
     groups = grouped(serve.params)
     assert list(groups) == [
-        "Models", "Context and requests", "Speculative decoding", "Network", "Monitoring", "Ray cluster", "Computing",
-        "Other",
+        "Models", "Context and requests", "Speculative decoding", "Sampling by default", "Network", "Monitoring",
+        "Ray cluster", "Computing", "Other",
     ]  # fmt: skip
     assert [option.name for option in groups["Other"]] == ["verbose", "debug"]
 
@@ -604,6 +623,12 @@ def test_page(server: Program) -> None:
     assert http_settings(given("--no-page")).page is None
 
 
+def test_sampling_parameters_of_the_server() -> None:
+    http = http_settings(given("--temp", "0", "--seed", "7", "--min-p", "0.1", "--strict"))
+    assert (http.sampling, http.seed, http.strict) == ({"temperature": 0.0, "min_p": 0.1}, 7, True)
+    assert (http_settings(given()).sampling, http_settings(given("--seed", "-1")).seed) == ({}, None)
+
+
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         "HOST": "::1", "PORT": "9", "API_KEYS": "one two", "MAX_RUNNING": "3", "KV_MEMORY": "1M", "STEP_MS": "20",
@@ -615,5 +640,5 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         http, limits = http_settings(context.params), engine_settings(context.params)
     assert (http.host, http.port, http.api_keys, http.slots) == ("::1", 9, ("one", "two"), True)
     assert http.cors_origins == ("https://a.example", "https://b.example")
-    assert (limits.max_running, limits.kv_memory, limits.step_ms, limits.max_tokens) == (3, 1 << 20, 20.0, 7)
+    assert (limits.max_running, limits.kv_memory, limits.step_ms, http.max_tokens) == (3, 1 << 20, 20.0, 7)
     assert limits.n_ctx == 64

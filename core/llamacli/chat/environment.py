@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from llamacli.chat.taint import PRECISE, TaintedStr, active_mask, mask_of, tainted_join, text_of, untainted
+from llamacli.util.cancellation import setting
 
 MAX_SECONDS = 2.0
 """CPU time of a rendering, in seconds."""
@@ -69,21 +71,9 @@ class Budget:
 _budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("_budget", default=None)
 
 
-@contextlib.contextmanager
-def limited(budget: Budget | None = None) -> Iterator[None]:
+def limited(budget: Budget | None = None) -> contextlib.AbstractContextManager[None]:
     """Apply a budget to compiling or rendering."""
-    token = _budget.set(budget or Budget(MAX_SECONDS, MAX_CHARACTERS))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
-
-
-def _check_clock() -> None:
-    """Raise TemplateRuntimeError after the deadline."""
-    budget = _budget.get()
-    if budget and time.thread_time() > budget.until:
-        raise jinja2.TemplateRuntimeError(f"it takes more than {budget.seconds:g} s")
+    return setting(_budget, budget or Budget(MAX_SECONDS, MAX_CHARACTERS))
 
 
 def _charge(characters: int) -> None:
@@ -101,7 +91,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the statements up to `endgeneration` as a scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -110,7 +99,6 @@ class _CodeGenerator(CodeGenerator):
     """Compiles `~` and comparisons to functions that know tainted text."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `concat`."""
         self.write("concat(map(environment.finalize, (")
         for item in node.nodes:
             self.visit(item, frame)
@@ -119,7 +107,6 @@ class _CodeGenerator(CodeGenerator):
 
     @optimizeconst
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `compare`, or Python's chain of comparisons."""
         if len(node.ops) != 1:
             super().visit_Compare(node, frame)
             return
@@ -131,15 +118,10 @@ class _CodeGenerator(CodeGenerator):
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-    "in": lambda item, container: item in container,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt,
+    "gteq": operator.ge, "in": lambda item, container: item in container,
     "notin": lambda item, container: item not in container,
-}
+}  # fmt: skip
 
 
 class Environment(ImmutableSandboxedEnvironment):
@@ -150,14 +132,16 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
-            finalize=text_of,
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=text_of
         )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe, "format": _format}
+        self.filters |= {
+            "tojson": _tojson,
+            "join": _join,
+            "safe": lambda value: markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value),
+            "format": _format,
+        }
         for name in _WHOLE:
             self.filters[name] = _whole_filter(self.filters[name])
         for name in _OF_TEXT | _OF_STRINGS:
@@ -181,15 +165,13 @@ class Environment(ImmutableSandboxedEnvironment):
     @property
     def clock(self) -> None:
         """Deadline check, evaluated at the start of each loop and macro body."""
-        _check_clock()
+        budget = _budget.get()
+        if budget and time.thread_time() > budget.until:
+            raise jinja2.TemplateRuntimeError(f"it takes more than {budget.seconds:g} s")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        bodies: list[Any] = [
-            *template.find_all(nodes.For),
-            *template.find_all(nodes.Macro),
-            *template.find_all(nodes.CallBlock),
-        ]
+        bodies: list[Any] = list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
         for node in bodies:
             node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock")).set_lineno(node.lineno))
         return template
@@ -277,10 +259,7 @@ def _percent(left: str, right: Any) -> Any:
 
 
 def _checked_sum(values: Iterable[Any]) -> int:
-    """Sum of the numbers among arguments (widths, counts).
-
-    Raises OverflowError if one is too large.
-    """
+    """Sum of the numbers among arguments; OverflowError if one is too large."""
     numbers = [abs(value) for value in values if isinstance(value, int)]
     if any(number > MAX_RANGE for number in numbers):
         raise OverflowError(f"a number beyond {MAX_RANGE}")
@@ -288,10 +267,7 @@ def _checked_sum(values: Iterable[Any]) -> int:
 
 
 def _charge_format(form: str, values: Iterable[Any]) -> None:
-    """Charge for `%` or `str.format`.
-
-    Each placeholder may take the longest value, or be as wide.
-    """
+    """Charge for a format: each placeholder may take the longest value."""
     values = list(values)
     longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
     widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
@@ -334,10 +310,8 @@ def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str,
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter: check its numbers and charge for its result."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    def apply(*args: Any, **options: Any) -> Any:
-        value, *rest = args[n_before:]
+    def apply(function: Any, value: Any, *rest: Any, **options: Any) -> Any:
         _charge(_checked_sum([*rest, *options.values()]))
         if isinstance(value, str):
             if name == "indent":
@@ -345,14 +319,13 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 _charge(value.count("\n") * (len(width) if isinstance(width, str) else int(width)))
             elif name == "format":
                 _charge_format(value, [*rest, *options.values()])
-            _charge_call("" if name == "join" else name, value, tuple(rest), {})  # `join` joins the value, not `rest`
-        return function(*args, **options)
+            _charge_call("" if name == "join" else name, value, rest, {})  # `join` joins the value, not `rest`
+        return function(value, *rest, **options)
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
 def _joined(separator: str, parts: Iterable[str]) -> str:
-    """Join strings, charging for each."""
     kept = []
     for part in parts:
         _charge(len(part) + len(separator))
@@ -396,10 +369,6 @@ def _tojson(
     return TaintedStr(mask.mask(text), mask) if mask and mask.covers((value, indent, separators)) else text
 
 
-def _safe(value: Any) -> markupsafe.Markup:
-    return markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value)
-
-
 def _format(value: Any, *args: Any, **options: Any) -> Any:
     if args and options:
         raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments at the same time")
@@ -415,40 +384,42 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", at
 
 def _whole_filter(function: Any) -> Any:
     """Wrap a filter to get original text, and taint its whole result."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    def apply(*args: Any, **options: Any) -> Any:
+    def apply(function: Any, *operands: Any, **options: Any) -> Any:
         mask = active_mask()
-        operands = args[n_before:]
         if mask is None or not (mask.covers(operands) or mask.covers(options)):
-            return function(*args, **options)
-        return mask.taint(function(*args[:n_before], *untainted(operands), **untainted(options)))
+            return function(*operands, **options)
+        return mask.taint(function(*untainted(operands), **untainted(options)))
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
 def _text_filter(function: Any, *, converts: bool) -> Any:
-    """Wrap a filter of text to work on tainted strings."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
-    whole = _whole_filter(function)
-
-    def apply(*args: Any, **options: Any) -> Any:
-        mask, value, rest = active_mask(), args[n_before], args[n_before + 1 :]
+    def apply(function: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        mask = active_mask()
         if mask is None:
-            return function(*args, **options)
+            return function(value, *rest, **options)
         if converts:
             value = text_of(value)
         if not (mask.covers((value, *rest)) or mask.covers(options)):
-            return function(*args[:n_before], value, *rest, **options)
+            return function(value, *rest, **options)
         if isinstance(value, markupsafe.Markup) or not isinstance(value, str):
-            return whole(*args[:n_before], value, *rest, **options)
-        return mask.marked(function(*args[:n_before], TaintedStr(value, mask), *rest, **options))
+            return _whole_filter(function)(value, *rest, **options)
+        return mask.marked(function(TaintedStr(value, mask), *rest, **options))
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
-def _passing(function: Any, wrapper: Any) -> Any:
-    """Make a wrapper get the context, environment or nothing before its operands."""
-    if hasattr(function, "jinja_pass_arg"):
-        wrapper.jinja_pass_arg = function.jinja_pass_arg
+def _wrapped(function: Any, apply: Callable[..., Any]) -> Any:
+    """Filter that calls `apply` with another one and its operands.
+
+    The context or environment that the other one may take is bound to it.
+    """
+    if not hasattr(function, "jinja_pass_arg"):
+        return functools.partial(apply, function)
+
+    def wrapper(first: Any, *operands: Any, **options: Any) -> Any:
+        return apply(functools.partial(function, first), *operands, **options)
+
+    wrapper.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
     return wrapper

@@ -84,12 +84,9 @@ class _Helper:
         places = {str(Path(str(spec.origin)).parents[1]) for spec in map(importlib.util.find_spec, _PACKAGES) if spec}
         code = f"import sys; sys.path[:0] = {sorted(places)!r}; from llamacli.chat.worker import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+            [sys.executable, "-s", "-S", "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
@@ -98,7 +95,6 @@ class _Helper:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process runs."""
         return self.process.poll() is None
 
     def wait_ready(self) -> bool:
@@ -128,14 +124,12 @@ class _Helper:
         return {"broken": f"the process that renders it ended ({name})"}
 
     def end(self) -> None:
-        """Kill the process and wait for its end."""
         with contextlib.suppress(OSError):
             self.process.kill()
         self.process.wait()
         self.close()
 
     def close(self) -> None:
-        """Close the pipes."""
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -183,8 +177,6 @@ class _Helper:
 
 
 class _Pool:
-    """Helpers that wait for jobs."""
-
     def __init__(self) -> None:
         self.slots = threading.BoundedSemaphore(_MAX_HELPERS)
         self._lock = threading.Lock()
@@ -210,7 +202,6 @@ class _Pool:
         return helper
 
     def give(self, helper: _Helper) -> None:
-        """Take a helper back that has answered."""
         with self._lock:
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(helper)
@@ -218,7 +209,6 @@ class _Pool:
         helper.end()
 
     def end(self) -> None:
-        """End all idle helpers."""
         while self._idle:
             self._idle.pop().end()
 

@@ -55,10 +55,7 @@ def chat_options(command: Decorated) -> Decorated:
 
 
 class ChatOptions(NamedTuple):
-    """Chat options.
-
-    `raw` disables chat; `requested` is true if any of the others was given.
-    """
+    """Chat options; `raw` disables chat, `requested` means others were given."""
 
     system: str
     raw: bool
@@ -76,20 +73,17 @@ class ChatOptions(NamedTuple):
 
         Raises UsageError; OSError for the template's file.
         """
-        system, raw = given.pop("system_prompt"), given.pop("raw")
-        template, file = given.pop("chat_template"), given.pop("chat_template_file")
-        think, effort, shift = given.pop("think"), given.pop("reasoning_effort"), given.pop("context_shift")
+        names = ("system_prompt", "raw", "chat_template", "chat_template_file", "think", "reasoning_effort")
+        system, raw, template, file, think, effort = map(given.pop, names)
+        shift, tools, log, resume = map(given.pop, ("context_shift", "tools", "log", "resume"))
         if template is not None and file is not None:
             raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
         if file is not None:
             template = read_file(Path(file))
-        tools, log, resume = given.pop("tools"), given.pop("log"), given.pop("resume")
-        variables = {"enable_thinking": think, "reasoning_effort": effort}
         requested = shift or any(value is not None for value in (system, template, think, effort, tools, resume))
-        given_variables = {name: value for name, value in variables.items() if value is not None}
-        return cls(
-            argument(system or ""), raw, template, given_variables, shift, tools, log, resume, requested
-        )  # fmt: skip
+        pairs = {"enable_thinking": think, "reasoning_effort": effort}.items()
+        variables = {name: value for name, value in pairs if value is not None}
+        return cls(argument(system or ""), raw, template, variables, shift, tools, log, resume, requested)
 
     def should_chat(self, model: Model) -> bool:
         """Decide between chat and completion.
@@ -125,10 +119,7 @@ class ChatOptions(NamedTuple):
 
 
 def shown() -> Callable[[Piece], None]:
-    """Writer of the pieces of a reply, in lines broken at words.
-
-    Content goes to stdout, reasoning to stderr.
-    """
+    """Writer of a reply's pieces, wrapped: content to stdout, reasoning to stderr."""
     from llamacli.cli.wrap import word_wrap
 
     wrap = word_wrap()
@@ -136,10 +127,7 @@ def shown() -> Callable[[Piece], None]:
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:
-    """Reasoning and tool calls of the last reply, for JSON.
-
-    Names are those of chat APIs.
-    """
+    """Reasoning and tool calls of the last reply, named as by APIs."""
     reply = chat.history[-1].as_dict() if not chat.pending else {}
     return {name: reply[name] for name in ("reasoning_content", "tool_calls") if name in reply}
 

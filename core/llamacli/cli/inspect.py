@@ -68,7 +68,9 @@ def inspect(model: str, tensors: bool, full: bool, replies: bool, json: bool, pl
             _print_summary(summary, file.metadata)
             if tensors:
                 _print_tensors(file)
-            _print_metadata(file.metadata, full)
+            click.echo(f"\nmetadata ({len(file.metadata)} keys)")
+            for key, value in file.metadata.items():
+                click.echo(f"  {printable(key)} = {_brief(value, full)}")
     finally:
         file.close()
 
@@ -102,17 +104,13 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
 
 
 def _n_bytes(file: ModelFile) -> int:
-    """The file's size on disk in bytes."""
     from llamacli.gguf import GGUFFile
 
     return file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size
 
 
 def _text(metadata: Metadata, key: str) -> str | None:
-    """The string value of a metadata key.
-
-    None if it is missing or of another type.
-    """
+    """A string value; None if it is missing or of another type."""
     value = metadata.get(key)
     return value if isinstance(value, str) else None
 
@@ -171,7 +169,6 @@ def _reply_syntax(metadata: Metadata) -> str | None:
 
 
 def _fingerprint(template: object) -> str | None:
-    """Length and SHA-256 of a chat template, to compare files by."""
     if not isinstance(template, str):
         return None
     return f"{len(template)} characters, SHA-256 {hashlib.sha256(template.encode()).hexdigest()[:16]}..."
@@ -221,42 +218,23 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
     line("chat template", _fingerprint(metadata.get("tokenizer.chat_template")))
     line("replies", summary.get("replies"))
     line("tensors", summary["n_tensors"])
-    if summary["tensor_types"]:
-        print_table(
-            ("type", "tensors:", "size:"),
-            [
-                (name, str(kind["n_tensors"]), human_bytes(kind["n_bytes"]))
-                for name, kind in summary["tensor_types"].items()
-            ],
-            indent="  ",
-        )
+    kinds = summary["tensor_types"].items()
+    rows = [(name, str(kind["n_tensors"]), human_bytes(kind["n_bytes"])) for name, kind in kinds]
+    if rows:
+        print_table(("type", "tensors:", "size:"), rows, indent="  ")
 
 
 def _print_tensors(file: ModelFile) -> None:
     click.echo()
-    print_table(
-        ("tensor", "shape:", "type", "bytes:"),
-        [
-            (info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes))
-            for info in file.tensors.values()
-        ],
-    )
-
-
-def _print_metadata(metadata: Metadata, full: bool) -> None:
-    click.echo(f"\nmetadata ({len(metadata)} keys)")
-    for key, value in metadata.items():
-        click.echo(f"  {printable(key)} = {_brief(value, full)}")
+    infos = file.tensors.values()
+    rows = [(info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes)) for info in infos]
+    print_table(("tensor", "shape:", "type", "bytes:"), rows)
 
 
 def _brief(value: Any, full: bool) -> str:
-    """Format a metadata value in one line."""
     if isinstance(value, str):
-        return (
-            printable(value)
-            if full or len(value) <= SHOWN_CHARACTERS
-            else f"{_shortened(value)} ({len(value)} characters)"
-        )
+        length = "" if full or len(value) <= SHOWN_CHARACTERS else f" ({len(value)} characters)"
+        return f"{_shortened(value) if length else printable(value)}{length}"
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if full or len(value) <= SHOWN_ITEMS:
@@ -273,10 +251,7 @@ def _shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
 
 
 def _json_value(value: Any, full: bool) -> Any:
-    """A metadata value for JSON.
-
-    A long array becomes its length and first items.
-    """
+    """A metadata value for JSON; long arrays as length and first items."""
     if isinstance(value, str | bool | int | float):
         return value
     if full or len(value) <= SHOWN_ITEMS:
@@ -285,6 +260,5 @@ def _json_value(value: Any, full: bool) -> Any:
 
 
 def _items(value: Any, n: int) -> list[Any]:
-    """The first n items of an array or sequence as Python objects."""
     first = value[:n]
     return first.tolist() if hasattr(first, "tolist") else list(first)

@@ -24,7 +24,6 @@ _log = logging.getLogger(__name__)
 
 
 def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
-    """Complete TYPE in a shell."""
     from llamacli.conversion import FILE_TYPES
 
     return [name for name in FILE_TYPES if name.startswith(typed.upper())]
@@ -161,18 +160,14 @@ def _warn_of_fallbacks(planned: Plan) -> None:
 
 
 def _print_types(planned: Plan, subject: str) -> None:
-    """Print tensors and bytes by type, the largest first, and the total."""
     n_tensors: Counter[str] = Counter()
     n_bytes: Counter[str] = Counter()
     for tensor in planned.tensors:
         n_tensors[tensor.target.type.name] += 1
         n_bytes[tensor.target.type.name] += tensor.target.n_bytes
-    print_table(
-        ("type", "tensors:", "size:"),
-        [(name, str(n_tensors[name]), human_bytes(size)) for name, size in n_bytes.most_common()],
-    )
+    rows = [(name, str(n_tensors[name]), human_bytes(size)) for name, size in n_bytes.most_common()]
+    print_table(("type", "tensors:", "size:"), rows)
     before = sum(tensor.source.n_bytes for tensor in planned.tensors)
     bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits per weight" if planned.n_params else ""
-    click.echo(
-        printable(f"{subject}: {planned.file_type.name}, {human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}")
-    )
+    sizes = f"{human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}"
+    click.echo(printable(f"{subject}: {planned.file_type.name}, {sizes}"))

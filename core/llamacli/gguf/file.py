@@ -74,11 +74,6 @@ class _Shard:
                 )
         return cls(path, header, mapping)
 
-    def pair(self, key: str) -> bytes:
-        """Raw bytes of a metadata key with its value."""
-        start, end = self.header.spans[key]
-        return self.mapping[start:end]
-
     def split_keys(self) -> tuple[int, int]:
         """Return this shard's number, counted from 0, and the number of shards."""
         metadata = self.header.metadata
@@ -145,7 +140,8 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
         """
         if self._first is None:
             raise ClosedError(f"{self.path} is closed")
-        return self._first.pair(key)
+        start, end = self._first.header.spans[key]
+        return self._first.mapping[start:end]
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes: a read-only view, uint8 [n_rows, row_bytes].
@@ -168,10 +164,7 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
             raise ModelFormatError(f"{shard.path}: tensor {name!r}: {error}") from error
 
     def release(self, name: str) -> None:
-        """Drop the tensor's pages from memory (MADV_DONTNEED).
-
-        They are read from the file again when touched.
-        """
+        """Drop the tensor's pages from memory (MADV_DONTNEED); touching reads them again."""
         info, shard = self._locate(name)
         if hasattr(mmap, "MADV_DONTNEED") and info.n_bytes:
             start = info.offset - info.offset % mmap.PAGESIZE

@@ -36,10 +36,7 @@ def shipped_names() -> dict[str, str]:
 
 
 def aliases() -> dict[str, str]:
-    """Names of the user's own file.
-
-    Raises InvalidRequestError if it is not a table of strings.
-    """
+    """Names of the user's own file; InvalidRequestError unless a table of strings."""
     path = aliases_path()
     if path is None or not path.is_file():
         return {}
@@ -95,11 +92,11 @@ def resolve(name: str) -> Path:
     InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded.
     """
     path = Path(name)
-    if path.is_file():
-        return path
-    found = lookup(name)
-    if found is None:
-        found = Reference.parse(name)
+    return path if path.is_file() else located(lookup(name) or Reference.parse(name))
+
+
+def located(found: Reference | Path) -> Path:
+    """Path of a found model's file, downloaded unless cached."""
     return found if isinstance(found, Path) else cached(found) or fetch(found)
 
 

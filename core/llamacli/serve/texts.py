@@ -9,7 +9,8 @@ from llamacli.chat.logprobs import Drawn, take_content, token_logprob
 from llamacli.chat.messages import Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
-from llamacli.sampling import LogProbs, StopStrings
+from llamacli.generation.text import DrawnText
+from llamacli.sampling import LogProbs
 from llamacli.serve.requests import (
     Event,
     Finished,
@@ -23,45 +24,42 @@ from llamacli.serve.requests import (
 from llamacli.tokenizer import Tokenizer
 
 
-class ChoiceText:
-    """Text of a choice, as events.
+class ChoiceText(DrawnText[Event]):
+    """Text of a choice, as events; stop strings are searched in content.
 
-    - `n_tokens`, `n_reasoning`: tokens so far, and those of reasoning.
+    - `n_reasoning`: tokens of reasoning. `has_newline`: true once there is one in what was sent.
     - `finished`: the end of the choice, None until it has come.
 
     Which events come depends on the tokens only, never on how they were grouped into steps.
     """
 
     def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer, prompt: Ids, max_tokens: int):
-        self._index, self._tokenizer, self._max_tokens = index, tokenizer, max_tokens
-        self._reply = reply = request.reply
-        self._decoder = tokenizer.stream(prompt)
-        self._ends = frozenset[int]()
+        reply, ends = request.reply, frozenset(request.end_ids)
         if not request.ignore_eos:
-            self._ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+            ends |= tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+        decoder = tokenizer.stream(prompt, unparse_special=request.special_tokens)
+        super().__init__(decoder, request.stop, ends, max_tokens)
+        self._index, self._tokenizer, self._reply = index, tokenizer, reply
+        self._includes_stop = request.include_stop
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
-        self._stops = StopStrings(request.stop)
-        self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
+        self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
-        self._has_bytes = False
+        self._has_bytes = self.has_newline = False
         self._drawn: Drawn = collections.deque()
         # Tokens of the content that are not sent, with their places in it.
         self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
         self.finished: Finished | None = None
-
-    def is_end(self, token: int) -> bool:
-        """True for a token that ends the text."""
-        return token in self._ends
 
     def feed(self, token: int, logprobs: LogProbs | None = None) -> list[Event]:
         """Add a token that was drawn.
 
         Returns the events that are certain now. At the text's end the last is `Finished`.
         """
-        if self.is_end(token):
-            return self._finish("stop")
-        self.n_tokens += 1
+        events = self.take(token, logprobs)
+        return [*events, *self.finish(self.finish_reason)] if self.finish_reason else events
+
+    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Event]:
         self._n_unassigned += 1
         marker = self._reply.markers.get(token, "") if self._reply is not None else ""
         events = self._read(self._rest()) if marker else []
@@ -70,37 +68,29 @@ class ChoiceText:
         if logprobs is not None:
             scored = token_logprob(self._tokenizer, token, logprobs)
             self._drawn.append((self._n_decoded, self._n_decoded + len(piece), scored))
-        if not self._stopped:
-            events += self._read(piece)
-        if self._stopped:
-            return [*events, *self._finish("stop")]
-        if self.n_tokens >= self._max_tokens:
-            return [*events, *self._finish("length")]
-        return events
+        return events if self._is_stopped() else events + self._read(piece)
+
+    def _is_stopped(self) -> bool:
+        return bool(self._stops.found) or self._end_text.found
 
     def finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         """End the text here; the last events of it."""
-        return self._finish(reason, timed_out=timed_out)
-
-    @property
-    def _stopped(self) -> bool:
-        return self._stops.stopped or self._end_text.found
-
-    def _finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         events: list[Event] = []
-        if not self._stopped:
+        if not self._is_stopped():
             events += self._read(self._rest())
-        if not self._stopped and self._reader is not None:
+        if not self._is_stopped() and self._reader is not None:
             events += self._sent(self._reader.locate(self._end_text.flush()))
-        if not self._stops.stopped and self._reader is not None:
+        if not self._stops.found and self._reader is not None:
             events += self._sent(self._reader.locate("", final=True))
-        if not self._stops.stopped:
+        if not self._stops.found:
             events += self._delta(self._stops.flush())
             tokens = tuple(token for start, _, token in self._drawn if start == self._n_decoded)
             if tokens:
                 events.append(TextDelta(self._index, "", tokens=tokens))
-        if self._stops.stopped:
+        if self._stops.found:
             reason = "stop"
+            if self._includes_stop:
+                events.append(TextDelta(self._index, self._stops.found))
         if self._n_calls:
             reason = "tool_calls" if reason == "stop" else reason
         self.finished = Finished(self._index, reason, self._stops.found or None, timed_out)
@@ -121,7 +111,7 @@ class ChoiceText:
         """Events of what the reader has found, up to a stop string."""
         events: list[Event] = []
         for event, start in found:
-            if self._stops.stopped:
+            if self._stops.found:
                 break
             if isinstance(event, Piece):
                 if event.reasoning:
@@ -149,6 +139,7 @@ class ChoiceText:
         if not text:
             return []
         self._n_sent += len(text)
+        self.has_newline |= "\n" in text
         tokens = []
         while self._scored and self._scored[0][0] < self._n_sent:
             tokens.append(self._scored.popleft()[1])

@@ -61,7 +61,8 @@ def check_example(
     if input_bounds:
         tables = [table for table in example.weights.values() if len(table) == N_VOCAB]
         floors = np.maximum(floors, np.abs(np.hstack(tables)[tokens]).max(axis=1, keepdims=True))
-    _expect_close(name, expected, actual, floors)
+    bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
+    _expect(name, np.abs(actual - expected) <= bound, expected, actual)
     _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens, n_tokens))
     if not example.graph.needs_whole_input:
         _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, 1))
@@ -86,7 +87,7 @@ def _last_rows(example: Example, tokens: npt.NDArray[np.int32]) -> tuple[Rows, R
         spans = [Span(KVSequence(pool, n), 0, n) for n in lengths]
         for span in spans:
             span.sequence.reserve(0, span.n)
-        rows = program.forward(tokens, spans, all_logits=all_logits)
+        rows = program.forward(tokens, spans, lengths if all_logits else [1] * len(spans))
         results.append(rows[np.cumsum(lengths) - 1] if all_logits else rows)
     return results[0], results[1]
 
@@ -104,16 +105,11 @@ def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_bat
         stop = min(start + n_batch, len(tokens))
         ids = np.concatenate([tokens[start:stop], np.resize(tokens, n_drafted)])
         sequence.reserve(start, len(ids), n_behind=n_drafted)
-        rows = program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True)
+        rows = program.forward(ids, [Span(sequence, start, len(ids))], [len(ids)])
         parts.append(rows[: stop - start])
         sequence.commit(ids.tolist(), n_ahead=n_drafted)
         sequence.truncate(stop)
     return np.concatenate(parts)
-
-
-def _expect_close(name: str, expected: Rows, actual: Rows, floors: npt.NDArray[np.floating]) -> None:
-    bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
-    _expect(name, np.abs(actual - expected) <= bound, expected, actual)
 
 
 def _expect_equal(name: str, expected: Rows, actual: Rows) -> None:
@@ -130,17 +126,14 @@ def _expect(name: str, holds: npt.NDArray[np.bool_], expected: Rows, actual: Row
 
 
 def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int32]) -> None:
-    """Check that the padding of the result's buffer is zero.
-
-    Another op reads that buffer.
-    """
+    """Expect zeros as padding of the result's buffer, which another op reads."""
     graph, out = example.graph.with_ops([*example.graph.ops]), example.graph.ops[-1].out
     graph.scale(out, 1.0)
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = NativeEngine(1).compile(graph, file, QuantMode.FP32)
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens))
     sequence.reserve(0, len(tokens))
-    program.forward(tokens, [Span(sequence, 0, len(tokens))], all_logits=True)
+    program.forward(tokens, [Span(sequence, 0, len(tokens))], [len(tokens)])
     padding = program.buffers[f32(out)][: len(tokens), out.width :]
     if padding.any():
         row, column = (int(i) for i in np.argwhere(padding)[0])

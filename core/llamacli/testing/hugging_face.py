@@ -91,7 +91,6 @@ class HuggingFaceModel:
         return Results(logits(tokens), ids[n_prompt:], gaps)
 
     def _metadata(self, config: Any, name: str) -> dict[str, Any]:
-        """Full GGUF keys of a configuration."""
         found: dict[str, Any] = {}
         for key, fields in _KEYS.items():
             value = next((x for field in fields if (x := getattr(config, field, None)) is not None), None)
@@ -111,7 +110,6 @@ class HuggingFaceModel:
     def _converted(
         self, source: str, array: Array, config: Any, shapes: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[str, Array]]:
-        """GGUF tensors of an original one: their names and numbers."""
         target = self._target(source, array, shapes)
         parts = [(target, array)]
         if "ffn_gate_up_exps" in target and target not in shapes:  # experts' gate above up in one tensor
@@ -126,10 +124,7 @@ class HuggingFaceModel:
         return found
 
     def _target(self, source: str, array: Array, shapes: Mapping[str, tuple[int, ...]]) -> str:
-        """GGUF name of a tensor.
-
-        Raises InvalidRequestError if there is none, or several.
-        """
+        """GGUF name of a tensor; InvalidRequestError for none or several."""
         block = re.search(r"\.(\d+)\.", source)
         number = block[1] if block else ""
         plain = re.sub(r"\.\d+\.", ".{}.", source, count=1)
@@ -171,17 +166,9 @@ def interleaved(array: Array, n_head: int) -> Array:
     return array.reshape(n_head, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _interleaved_queries(array: Array, config: Any) -> Array:
-    return interleaved(array, config.num_attention_heads)
-
-
-def _interleaved_keys(array: Array, config: Any) -> Array:
-    return interleaved(array, config.num_key_value_heads)
-
-
 INTERLEAVED: Mapping[str, Convert] = {
-    **dict.fromkeys(("attn_q.weight", "attn_q.bias"), _interleaved_queries),
-    **dict.fromkeys(("attn_k.weight", "attn_k.bias"), _interleaved_keys),
+    **dict.fromkeys(("attn_q.weight", "attn_q.bias"), lambda array, c: interleaved(array, c.num_attention_heads)),
+    **dict.fromkeys(("attn_k.weight", "attn_k.bias"), lambda array, c: interleaved(array, c.num_key_value_heads)),
 }
 """Argument `convert` of models whose RoPE is `interleaved=True` here and rotates halves in the original code."""
 
@@ -237,28 +224,17 @@ def _sizes(seed: int) -> dict[str, Any]:
     epsilon = draw.choice([1e-6, 1e-5])
     epsilons = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     return dict.fromkeys(epsilons, epsilon) | {
-        "vocab_size": vocabulary_size("test"),
-        "max_position_embeddings": 256,
-        "hidden_size": n_head * head_dim,
-        "num_hidden_layers": draw.randint(2, 3),
-        "intermediate_size": 32 * draw.randint(2, 5),
-        "num_attention_heads": n_head,
-        "num_key_value_heads": n_head_kv,
-        "head_dim": head_dim,
-        "moe_intermediate_size": 32 * draw.randint(1, 3),
-        "num_experts_per_tok": draw.randint(1, 3),
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+        "vocab_size": vocabulary_size("test"), "max_position_embeddings": 256, "hidden_size": n_head * head_dim,
+        "num_hidden_layers": draw.randint(2, 3), "intermediate_size": 32 * draw.randint(2, 5),
+        "num_attention_heads": n_head, "num_key_value_heads": n_head_kv, "head_dim": head_dim,
+        "moe_intermediate_size": 32 * draw.randint(1, 3), "num_experts_per_tok": draw.randint(1, 3), "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
 
 
 @functools.cache
 def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
-    """Configuration and model of a seed.
-
-    Raises InvalidRequestError for an unknown model type.
-    """
+    """Configuration and model of a seed; InvalidRequestError for an unknown type."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -317,8 +293,5 @@ def _with_block(name: str) -> str:
 
 
 def _is_read(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """True for tensors of the table.
-
-    Gate and up of experts in one tensor are read where the table has both.
-    """
+    """True for tensors of the table, also as `gate_up` of experts."""
     return name in shapes or ("ffn_gate_up_exps" in name and name.replace("gate_up", "gate") in shapes)

@@ -40,9 +40,8 @@ def write_model(
     """Write a GGUF file of random tensors; return its path.
 
     `keys` are full metadata keys; `shapes` gives the shape of each tensor in NumPy's order, rows first. `tokenizer` is
-    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be
-    multiples of the type's block), `expert_type` that of names with `_exps.`, if it is another;
-    `dequantized` stores the same numbers as float32.
+    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be multiples of the type's block),
+    `expert_type` that of names with `_exps.`, if it is another; `dequantized` stores the same numbers as float32.
 
     For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to
     put in the place of others; `without` are names of tensors to leave out.
@@ -68,8 +67,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     """A random tensor as it is stored, and its type.
 
     Matrices are of `matrix_type`; vectors, routers, convolutions, token shifts and what is not named `.weight` are
-    float32. Norms lie
-    around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
+    float32. Norms lie around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
     """
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
     if name == "rope_freqs.weight":  # fast pairs as they are, slow ones 8 times slower
@@ -82,10 +80,8 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     if len(shape) == 1 or any(part in name for part in kept) or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
-    if stored is Type.MXFP4:
-        return _random_mxfp4(random, shape), stored
-    if stored is Type.NVFP4:
-        return _random_nvfp4(random, shape), stored
+    if stored in _BYTE_SCALES:
+        return _random_bytes(random, shape, stored), stored
     if stored in _SCALES:
         return _random_blocks(random, shape, stored), stored
     return gguf.quants.quantize((SIGMA * random.standard_normal(shape)).astype(np.float32), stored), stored
@@ -134,17 +130,15 @@ def _floats(array: np.ndarray, stored: Type) -> np.ndarray:
     return dequantize(array.reshape(-1, array.shape[-1]), stored).reshape(*array.shape[:-1], -1)
 
 
-def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """MXFP4 blocks of random bits, most with scales around SIGMA."""
-    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 32, 17)).astype(np.uint8)
-    blocks[..., 0] = random.choice([0, 1, 119, 120, 121, 122, 123], blocks.shape[:-1])
-    return blocks.reshape(*shape[:-1], -1)
+_BYTE_SCALES = {Type.MXFP4: (1, (0, 1, *range(119, 124))), Type.NVFP4: (4, range(8, 15))}
+"""Types whose blocks begin with scales of a byte: how many, and values most of which lie around SIGMA."""
 
 
-def _random_nvfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """NVFP4 blocks of random bits, with scales around SIGMA."""
-    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 64, 36)).astype(np.uint8)
-    blocks[..., :4] = random.choice(range(8, 15), (*blocks.shape[:-1], 4))
+def _random_bytes(random: np.random.RandomState, shape: tuple[int, ...], stored: Type) -> np.ndarray:
+    """Blocks of random bits and scales of `_BYTE_SCALES`."""
+    (block_size, type_size), (n_scales, scales) = gguf.GGML_QUANT_SIZES[stored], _BYTE_SCALES[stored]
+    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // block_size, type_size)).astype(np.uint8)
+    blocks[..., :n_scales] = random.choice(scales, (*blocks.shape[:-1], n_scales))
     return blocks.reshape(*shape[:-1], -1)
 
 

@@ -63,7 +63,10 @@ class Memory:
 
 @attrs.frozen
 class KernelCache:
-    """Cache directory of compiled kernels, and the number of its kernels."""
+    """Cache directory of compiled kernels, and the number of its kernels.
+
+    `n_compiled` are those in the directory or in a pack.
+    """
 
     folder: str | None
     writable: bool
@@ -97,10 +100,7 @@ class Trial:
 
 @attrs.frozen
 class Report:
-    """Report of the diagnosis.
-
-    `versions` are those of packages, "" for a missing one.
-    """
+    """Report of the diagnosis; `versions` of packages, "" for a missing one."""
 
     versions: dict[str, str]
     cpu: Cpu
@@ -226,14 +226,23 @@ def examine(
 
     `root` stands for the root directory, with `proc` and `sys` in it.
     """
+    (total, free), copies = system.system_memory() or (None, None), packed_copies.copies()
     return Report(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        cpu=_cpu(root),
-        memory=_memory(root),
+        cpu=Cpu(
+            name=system.cpu_name(root) or platform.processor() or platform.machine(),
+            n_cpus=os.cpu_count() or 1,
+            cores=system.usable_cores(root),
+            isa=isa(),
+            available=available(),
+            governor=system.cpu_governor(root),
+            load=system.load_average(),
+        ),
+        memory=Memory(total, free, system.memory_limit(root), system.huge_pages(root)),
         kernels=_kernels(),
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
-        copies=_copies(),
+        copies=Copies(len(copies), sum(copy.n_bytes for copy in copies), packed_copies.limit()),
         trial=trial,
         failure=failure,
     )
@@ -246,28 +255,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def _cpu(root: Path) -> Cpu:
-    return Cpu(
-        name=system.cpu_name(root) or platform.processor() or platform.machine(),
-        n_cpus=os.cpu_count() or 1,
-        cores=system.usable_cores(root),
-        isa=isa(),
-        available=available(),
-        governor=system.cpu_governor(root),
-        load=system.load_average(),
-    )
-
-
-def _memory(root: Path) -> Memory:
-    total, free = system.system_memory() or (None, None)
-    return Memory(total, free, system.memory_limit(root), system.huge_pages(root))
-
-
-def _copies() -> Copies:
-    found = packed_copies.copies()
-    return Copies(len(found), sum(copy.n_bytes for copy in found), packed_copies.limit())
-
-
 def _kernels() -> KernelCache:
     folder, kernels = cache_directory(), catalog()
     if folder is None:
@@ -278,6 +265,6 @@ def _kernels() -> KernelCache:
         folder=str(folder),
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         n_bytes=sum(sizes.values()),
-        n_compiled=sum(kernel.file_name in sizes for kernel in kernels),
+        n_compiled=sum(kernel.is_cached for kernel in kernels),
         n_kernels=len(kernels),
     )
