@@ -43,7 +43,7 @@ def pages(sequence: KVSequence) -> list[np.ndarray]:
 def place(*spans: tuple[KVSequence, int, int]) -> np.ndarray:
     """Rows for the cells from `start` to `stop` - 1 of each sequence."""
     rows = [
-        (cell, cell, some.addresses.ctypes.data, some.seq_len, stop, 0, 0)
+        (cell, cell, some.addresses.ctypes.data, some.seq_len, stop, *[0] * (len(ROW) - 5))
         for some, start, stop in spans
         for cell in range(start, stop)
     ]

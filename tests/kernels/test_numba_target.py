@@ -11,7 +11,7 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.core.target_extension import current_target
 
-from llamacli.kernels import compiler, deferred
+from llamacli.kernels import compiler, deferred, ir, isa
 from llamacli.kernels.compiler import compile_function
 from llamacli.kernels.jit import ArrayFunction, Compiled
 from llamacli.kernels.linker import FAILED, undefined_symbols
@@ -117,6 +117,23 @@ def test_functions_given_and_found_in_modules_are_compiled() -> None:
         return apply(factorial, n)
 
     assert Compiled(kernel, "int64(int64)").call(5) == 240
+
+
+@ir.expose(deferred.types.void, deferred.types.int64, deferred.types.int64)
+def reverse(b: ir.Builder, source: ir.Value, target: ir.Value) -> None:
+    """Reverse the order of more vectors than there are registers."""
+    vectors = [ir.load(b, ir.offset(b, source, 64 * i), ir.F32X16) for i in range(40)]
+    for i, vector in enumerate(reversed(vectors)):
+        ir.store(b, ir.offset(b, target, 64 * i), vector)
+
+
+@pytest.mark.skipif("avx2" not in isa.available(), reason="reads machine code of x86 with vectors of 32 bytes")
+def test_the_stack_is_aligned_for_spilled_vectors() -> None:
+    def kernel(source, target):
+        reverse(source, target)
+
+    _, code = compile_function(kernel, "void(int64, int64)", "")
+    assert {code.count(b"\x48\x83\xe4" + mask) for mask in (b"\xc0", b"\xe0")} != {0}  # and rsp, -64 or -32
 
 
 def test_an_error_in_a_kernel_leaves_numbas_own_target() -> None:

@@ -209,6 +209,17 @@ def _first_seen(cell: Any, window: Any, chunk: Any, first: Any) -> Any:
 
 
 @njit(inline="always")
+def _prefetch(address: Any, n_bytes: Any) -> None:
+    """Prefetch the cache lines of a part.
+
+    The parts of a head are far apart, so the processor does not foresee them. The first-level cache could not wait for
+    all lines of a part at once.
+    """
+    for line in range(address, address + n_bytes, 64):
+        simd.prefetch(line)
+
+
+@njit(inline="always")
 def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
     """Address of the page that holds a cell."""
     return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
@@ -338,18 +349,26 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                     if a.sinks:
                         row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
 
+                key_part, value_part = key_bytes(a.head_dim), value_bytes(a.value_dim)
                 n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
                 first_page = _first_seen(cell, a.window, a.chunk, first_cell) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
                     for page in range(begin, n_pages):
-                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + keys
+                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page))
+                        if not values_in_keys:
+                            _prefetch(page_ptr + values, value_part)
+                        page_ptr += keys
                         at = scores + 4 * PAGE * page
-                        if n > 4:
+                        if n > 6:
                             _scores(k_type, 8, q, stride, page_ptr, a.head_dim, at)
-                        elif n > 2:
+                        elif n > 4:
+                            _scores(k_type, 6, q, stride, page_ptr, a.head_dim, at)
+                        elif n > 3:
                             _scores(k_type, 4, q, stride, page_ptr, a.head_dim, at)
+                        elif n > 2:
+                            _scores(k_type, 3, q, stride, page_ptr, a.head_dim, at)
                         elif n > 1:
                             _scores(k_type, 2, q, stride, page_ptr, a.head_dim, at)
                         else:
@@ -424,13 +443,19 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         continue
                     for page in range(begin, n_pages):
                         page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + values
+                        if start + TILE + page * PAGE < n_seen:  # keys of the next tile
+                            _prefetch(simd.read_i64(table + 8 * (start // PAGE + page + _PAGES)) + keys, key_part)
                         p = scores + 4 * PAGE * page
                         n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
                         for column in range(0, n_dims, PAGE):
-                            if n > 4:
+                            if n > 6:
                                 _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            elif n > 2:
+                            elif n > 4:
+                                _accumulate_values(v_type, 6, p, page_ptr, n_cells, column, n_dims, out, out_stride)
+                            elif n > 3:
                                 _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, n_dims, out, out_stride)
+                            elif n > 2:
+                                _accumulate_values(v_type, 3, p, page_ptr, n_cells, column, n_dims, out, out_stride)
                             elif n > 1:
                                 _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, n_dims, out, out_stride)
                             else:

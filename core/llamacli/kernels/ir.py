@@ -59,11 +59,14 @@ def offset(b: Builder, address: Value, n_bytes: int) -> Value:
     return b.add(address, I64(n_bytes)) if n_bytes else address
 
 
-def prefetch(b: Builder, address: Value, n_bytes: int) -> None:
-    """Prefetch the cache lines of `n_bytes` bytes."""
+def prefetch(b: Builder, address: Value, n_bytes: int, level: int = 1) -> None:
+    """Prefetch the cache lines of `n_bytes` bytes.
+
+    They go to the cache of the given level, 1 or 2.
+    """
     for line in range(0, n_bytes, 64):
         pointer = b.inttoptr(offset(b, address, line), I8.as_pointer())
-        call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
+        call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(4 - level), I32(1))
 
 
 def keep_order(b: Builder) -> None:

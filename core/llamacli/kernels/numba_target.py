@@ -126,6 +126,15 @@ class _Lowering(CPUContext):  # type: ignore[misc]
         rtsys.initialize(cpu_target.target_context)  # once for the process: with machine code, so by Numba's own target
         super().load_additional_registries()
 
+    def declare_function(self, module: Any, fndesc: Any) -> Any:
+        """Declare a function that keeps a frame pointer.
+
+        Without one, LLVM cannot align the stack any more when registers are spilled: vectors would cross cache lines.
+        """
+        function = super().declare_function(module, fndesc)
+        set.add(function.attributes, '"frame-pointer"="all"')  # llvmlite lists no attribute with a value
+        return function
+
     def post_lowering(self, mod: Any, library: Library) -> None:
         """Link no allocator: `Library.emit` does, if there is use for it."""
 

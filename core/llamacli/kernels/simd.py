@@ -165,6 +165,12 @@ def write_u16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
     ir.store(b, address, b.trunc(value, ir.I16))
 
 
+@ir.expose(void, i64)
+def prefetch(b: ir.Builder, address: ir.Value) -> None:
+    """Prefetch a cache line to the second-level cache."""
+    ir.prefetch(b, address, 1, level=2)
+
+
 @ir.expose(i64, i64)
 def read_i64(b: ir.Builder, address: ir.Value) -> ir.Value:
     """Load an int64."""

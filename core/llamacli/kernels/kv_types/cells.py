@@ -106,13 +106,16 @@ def value_loader(
     block, unit = _unit(b, kind, part, b.lshr(column, ir.I64(4)))
     codes = ir.offset(b, unit, kind.high_bytes)
 
+    # A page's scales are converted at once, and read from the stack.
+    factors = _scale(b, kind.rounding, lambda i: ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16))
+    places = [factor and ir.stack(b, 4 * PAGE) for factor in factors]
+    for place, factor in zip(places, factors, strict=True):
+        if place:
+            ir.store(b, place, factor)
+
     def load(cell: ir.Value) -> ir.Value:
-        words = b.mul(cell, ir.I64(2))
-        scale, offset = _scale(
-            b,
-            kind.rounding,
-            lambda i: ir.splat(b, ir.load(b, b.add(ir.offset(b, block, 2 * PAGE * i), words), ir.I16)),
-        )
+        words, floats = b.mul(cell, ir.I64(2)), b.mul(cell, ir.I64(4))
+        scale, offset = (place and ir.broadcast_f32(b, b.add(place, floats)) for place in places)
         if kind.bits == 8:
             row = ir.load(b, b.add(codes, b.mul(cell, ir.I64(UNIT))), ir.I8X16)
             return _number(b, kind, row, None, scale, offset)
