@@ -95,8 +95,19 @@ class TestChat:
         script(model, CALL)
         chunks = list(model.create_chat_completion(MESSAGES, tools=TOOLS, stream=True))
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        (streamed,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-        assert streamed == {"index": 0, **call, "id": streamed["id"]}
+        begun, *rest = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert begun == {"index": 0, **call, "id": begun["id"], "function": {"name": "roll", "arguments": ""}}
+        assert "".join(each["function"]["arguments"] for each in rest) == call["function"]["arguments"]
+        assert len(rest) > 3
+
+    def test_call_that_is_cut(self, talker, script) -> None:
+        model = talker(WITH_TOOLS)
+        script(model, CALL)
+        n = len(model.tokenizer.encode(CALL[:-16], add_special=False))
+        choice = model.create_chat_completion(MESSAGES, tools=TOOLS, max_tokens=n)["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        assert call["function"] == {"name": "roll", "arguments": '{"n": '}
 
     def test_result_of_a_call_can_be_sent_back(self, talker, script) -> None:
         model = talker(WITH_TOOLS)

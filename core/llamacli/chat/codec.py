@@ -12,7 +12,7 @@ import attrs
 from llamacli.chat.calls import Tools
 from llamacli.chat.derivation import derive
 from llamacli.chat.formats import ChatFormat, choose, own_templates
-from llamacli.chat.messages import Message, Piece, ToolCall
+from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
 from llamacli.chat.syntax import Event, Reader, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
@@ -180,8 +180,9 @@ class ReplyReader:
     def feed(self, token: int, piece: str) -> list[Event]:
         """Read a token; returns the events that are certain now.
 
-        `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning) and
-        `ToolCall` (whole, when its text is complete). An end token has no events: call `flush` after it.
+        `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning),
+        `CallDelta` (text of a call's arguments) and `ToolCall` (whole, after its deltas). An end token has no events:
+        call `flush` after it.
         """
         return [event for event, _ in self.locate(token, piece)]
 
@@ -225,6 +226,7 @@ class ReplyReader:
             else:  # templates of some models insist on nine letters and digits
                 number = self._n_calls + len(self._calls) + 1
                 event = attrs.evolve(event, id=f"call{number:05d}")
-                self._calls.append(event)
+                if not isinstance(event, CallDelta):
+                    self._calls.append(event)
             taken.append((event, start))
         return taken

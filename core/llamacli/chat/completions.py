@@ -19,8 +19,9 @@ import attrs
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
-from llamacli.chat.messages import Piece, ToolCall, checked_tools
-from llamacli.chat.openai import Json, choice, message, schema_of, text_of_parts, tool_call, tool_use, usage
+from llamacli.chat.messages import CallDelta, ToolCall, checked_tools
+from llamacli.chat.openai import Json, call_deltas, choice, message, schema_of, text_of_parts, tool_use, usage
+from llamacli.chat.syntax import Event
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafting import Drafter
@@ -137,7 +138,7 @@ def chat_completion(
 def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
     read: list[TokenLogprob] = []
     drawn: Drawn = collections.deque()
-    n_calls = 0
+    n_calls = n_begun = 0
 
     def chunk(delta: Json, shape: Json | None = None, finish: str | None = None) -> Json:
         return {**head, "object": "chat.completion.chunk", "choices": [choice(0, "delta", delta, shape, finish)]}
@@ -146,11 +147,14 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         read.extend(tokens)
         return chunk({"content": text}, None if n_top is None else chat_logprobs(tokens, n_top))
 
-    def chunks(events: Sequence[tuple[Piece | ToolCall, int]]) -> Iterator[Json]:
-        nonlocal n_calls
+    def chunks(events: Sequence[tuple[Event, int]]) -> Iterator[Json]:
+        nonlocal n_calls, n_begun
         for event, start in events:
-            if isinstance(event, ToolCall):
-                yield chunk({"tool_calls": [{"index": n_calls, **tool_call(event.id, event)}]})
+            if isinstance(event, CallDelta):
+                deltas = call_deltas(event.id, n_calls, event.name, event.text, begins=n_begun == n_calls)
+                yield from map(chunk, deltas)
+                n_begun = n_calls + 1
+            elif isinstance(event, ToolCall):
                 n_calls += 1
             elif event.reasoning:
                 yield chunk({"reasoning_content": event.text})
@@ -177,7 +181,8 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         yield from chunks(reader.locate_rest())
         if rest := [token for start, _, token in drawn if start == reader.n_read]:  # tokens without text at the end
             yield content("", rest)
-        finish = "tool_calls" if n_calls else "stop" if ended else run.finish_reason
+        finish = "stop" if ended else run.finish_reason
+        finish = "tool_calls" if n_calls and finish == "stop" else finish
     yield chunk({}, finish=finish)
     reply, shape = reader.message(), None if n_top is None else chat_logprobs(read, n_top)
     whole = message(reply.content, reply.reasoning, [(call.id, call) for call in reply.tool_calls])

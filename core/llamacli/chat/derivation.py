@@ -16,7 +16,8 @@ from typing import Any
 
 import attrs
 
-from llamacli.chat.calls import ID, JsonCall, NamedCall, Notation, OneCall, Pairs
+from llamacli.chat.call_text import ID
+from llamacli.chat.calls import JsonCall, NamedCall, Notation, OneCall, Pairs
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
 from llamacli.chat.template import ChatTemplate
@@ -314,9 +315,7 @@ def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Ca
     texts = " ".join([head, between or "", tail, *_texts(call)])
     inner = tuple(dict.fromkeys(text for text in _MARKER.findall(texts) if text not in (opens, closing)))
     short = next(iter(_MARKER.findall(head)), "") if isinstance(call, NamedCall) else ""
-    return Calls(
-        opens, closing, notation.parse, not opens, inner, call.grammar, notation, short if ID not in short else ""
-    )
+    return Calls(opens, closing, None, not opens, inner, call.grammar, notation, short if ID not in short else "")
 
 
 def _texts(call: OneCall) -> Iterator[str]:

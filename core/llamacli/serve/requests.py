@@ -149,6 +149,19 @@ class TextDelta:
 
 
 @attrs.frozen
+class ArgumentsDelta:
+    """Text of the arguments of tool call `number` that follows the text sent before, in JSON.
+
+    The first of a call may be empty. They join to the arguments of the `ToolCallDelta` that follows.
+    """
+
+    index: int
+    number: int
+    name: str
+    text: str
+
+
+@attrs.frozen
 class ToolCallDelta:
     """Complete tool call of a choice, its `number` counted from 0."""
 
@@ -230,7 +243,18 @@ class Failed:
     error: ServeError
 
 
-Event = Admitted | PromptProgress | TextDelta | ToolCallDelta | PromptLogprobs | Embedding | Finished | Done | Failed
+Event = (
+    Admitted
+    | PromptProgress
+    | TextDelta
+    | ArgumentsDelta
+    | ToolCallDelta
+    | PromptLogprobs
+    | Embedding
+    | Finished
+    | Done
+    | Failed
+)
 
 
 # --- interface

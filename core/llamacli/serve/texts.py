@@ -6,11 +6,12 @@ import collections
 from collections.abc import Iterable
 
 from llamacli.chat.logprobs import Drawn, take_content, token_logprob
-from llamacli.chat.messages import Piece
+from llamacli.chat.messages import CallDelta, Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
 from llamacli.sampling import LogProbs, StopStrings
 from llamacli.serve.requests import (
+    ArgumentsDelta,
     Event,
     Finished,
     FinishReason,
@@ -129,6 +130,8 @@ class ChoiceText:
                     events.append(TextDelta(self._index, event.text, reasoning=True))
                 else:
                     events += self._content(event.text, start)
+            elif isinstance(event, CallDelta):
+                events.append(ArgumentsDelta(self._index, self._n_calls, event.name, event.text))
             else:
                 events.append(ToolCallDelta(self._index, self._n_calls, event))
                 self._n_calls += 1

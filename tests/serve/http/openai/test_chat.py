@@ -13,6 +13,7 @@ from llamacli.serve.errors import QueueFullError
 from llamacli.serve.http import generation
 from llamacli.serve.requests import (
     Admitted,
+    ArgumentsDelta,
     Done,
     Finished,
     PromptLogprobs,
@@ -120,6 +121,19 @@ def test_tool_calls(client, fake) -> None:
         final = stream.get_final_completion()
     assert [one.id for one in final.choices[0].message.tool_calls] == ids
     assert final.choices[0].message.tool_calls[1].function.arguments == message.tool_calls[1].function.arguments
+
+
+def test_arguments_are_streamed(http, fake) -> None:
+    call = ToolCall("paint", partial='{"c": "gr')
+    parts = [ArgumentsDelta(0, 0, "paint", text) for text in ("", '{"c": ', '"g')]
+    fake.script = lambda _: events(*parts, ToolCallDelta(0, 0, call), reason="length")
+    choice = http.chat().json["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "paint", "arguments": '{"c": "gr'}
+    deltas = [chunk["choices"][0]["delta"] for chunk in http.chat(stream=True).events]
+    begun, *rest = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert begun["function"] == {"name": "paint", "arguments": ""}
+    assert rest == [{"index": 0, "function": {"arguments": text}} for text in ('{"c": ', '"g', "r")]
 
 
 def test_conversation_with_tools_is_rendered(client, fake) -> None:
