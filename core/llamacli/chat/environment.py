@@ -208,6 +208,10 @@ class Environment(ImmutableSandboxedEnvironment):
         _charge_operator(operator, left, right)
         return _marked(super().call_binop(context, operator, left, right))
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow what the sandbox allows, and to append to lists, which are copies."""
+        return (attr == "append" and isinstance(obj, list)) or super().is_safe_attribute(obj, attr, value)
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Get an item or attribute, by the original text of its name."""
         return super().getitem(obj, untainted(argument) if isinstance(argument, str) else argument)
