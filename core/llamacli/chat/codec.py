@@ -9,11 +9,12 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat import generic_tools
 from llamacli.chat.calls import Tools
-from llamacli.chat.derivation import derive
+from llamacli.chat.derivation import derive, takes_tools
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
-from llamacli.chat.syntax import Event, Reader, StopText, Syntax
+from llamacli.chat.syntax import Event, Reader, Spans, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
@@ -82,13 +83,19 @@ class ChatCodec:
         `messages` are dictionaries in the form of OpenAI's API. `tools` are JSON objects that describe functions;
         `variables` are passed to the template, such as `documents` or `enable_thinking`.
 
-        The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails or
-        does not render tools, InvalidRequestError for a reserved name among `variables`.
+        Tools that the template does not render are described in the system message, with a generic notation of calls,
+        and a warning says so once.
+
+        The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails,
+        InvalidRequestError for a reserved name among `variables`.
         """
         variables = variables or {}
         taken = GIVEN & variables.keys()
         if taken:
             raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the chat itself passes it to the template")
+        if tools and isinstance(self.syntax, Spans) and not takes_tools(self.template):
+            self.syntax = generic_tools.with_calls(self.syntax)
+            messages, tools = generic_tools.described(messages, tools), None
         rendering = self.template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )

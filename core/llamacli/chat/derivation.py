@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
@@ -22,6 +24,7 @@ from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
 from llamacli.chat.template import ChatTemplate
 from llamacli.errors import ChatTemplateError
+from llamacli.tokenizer import Tokenizer
 
 _TEXT, _THOUGHT = "Xyzzy", "Plugh"
 _NAMES, _KEYS, _VALUES = ("fn_plover", "fn_quux"), ("key_one", "key_two"), ("Foobar", "Bazqux")
@@ -51,11 +54,47 @@ _OTHER_CALLS = re.compile("<function=|<arg_key>")
 """Texts of templates whose calls between `<tool_call>` are not JSON."""
 
 
+_MAX_KEPT = 32
+"""Number of properties of templates that are remembered for a vocabulary."""
+
+_found: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
 def derive(template: ChatTemplate) -> Spans:
-    """Derive the syntax of replies from a template.
+    """Derive the syntax of replies from a template, once for each vocabulary.
 
     What its renderings do not show is not in the result: no calls, or no reasoning.
     """
+    return _once("syntax", template, _derive)
+
+
+def takes_tools(template: ChatTemplate) -> bool:
+    """True if the template renders tools or calls, tested once for each vocabulary; a warning if not."""
+    return _once("tools", template, _takes_tools)
+
+
+def _takes_tools(template: ChatTemplate) -> bool:
+    found = template.takes_tools()
+    if not found:
+        _log.warning("the chat template does not support tools: the system message describes them")
+    return found
+
+
+def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) -> T:
+    kept = _found.setdefault(template.tokenizer, {})
+    key = what, template.source
+    if key not in kept:
+        if len(kept) >= _MAX_KEPT:
+            kept.clear()
+        kept[key] = find(template)
+    result: T = kept[key]
+    return result
+
+
+def _derive(template: ChatTemplate) -> Spans:
     probe = _Probe(template)
     reasoning, dropped = probe.reasoning()
     calls = next(filter(None, (_calls(probe, variant, reasoning) for variant in _variants())), None)
