@@ -14,10 +14,11 @@ from llamacli.chat.calls import Tools
 from llamacli.chat.derivation import derive, takes_tools
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
-from llamacli.chat.syntax import Event, Reader, Spans, StopText, Syntax
+from llamacli.chat.syntax import Channels, Event, Reader, Spans, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
+from llamacli.sampling import SamplingParams
 from llamacli.tokenizer import Tokenizer
 
 GIVEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
@@ -140,6 +141,16 @@ class ChatCodec:
 
         With them a grammar or schema constrains the reply's text only. Empty if the format has no reasoning.
         """
+        return self.syntax.reasoning_markers(rendering.text)
+
+    def budgeted(self, params: SamplingParams, rendering: Rendering) -> SamplingParams:
+        """Sampling parameters with the markers that a budget of reasoning needs."""
+        return attrs.evolve(params, reasoning_markers=self.thought_markers(rendering))
+
+    def thought_markers(self, rendering: Rendering) -> tuple[str, ...]:
+        """Markers of reasoning for `SamplingParams.reasoning_markers`."""
+        if isinstance(self.syntax, Channels):
+            return self.syntax.thought_markers
         return self.syntax.reasoning_markers(rendering.text)
 
     def spelled(self, token: int) -> str:

@@ -45,6 +45,7 @@ class CompletionArguments:
 
     - `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `repeat_penalty`, `presence_penalty`, `frequency_penalty`,
       `mirostat_mode`, `mirostat_tau`, `mirostat_eta`, `logit_bias`: see `llamacli.SamplingParams`.
+    - `reasoning_budget`, `reasoning_budget_message`: tokens of reasoning, and the text before its forced end.
     - `seed`: of the draws; None for a random one.
     - `stop`: a string or several, before which the text ends.
     - `grammar`: GBNF that constrains the text.
@@ -64,6 +65,8 @@ class CompletionArguments:
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     logit_bias: Mapping[int, float] | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     grammar: str | None = None
@@ -129,6 +132,7 @@ def chat_completion(
         constraint = FREE  # calls that the model may make are parsed without a grammar too
     n_top = (top_logprobs or 0) if logprobs else None
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
+    params = codec.budgeted(params, rendering)
     reader = codec.reader(rendering, tools=described or (), variables=variables)
     run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}

@@ -371,6 +371,7 @@ class Channels:
     final: str
     recipient: str
     preamble: str = "commentary"
+    thought: str = "analysis"
 
     @property
     def markers(self) -> Sequence[str]:
@@ -384,6 +385,11 @@ class Channels:
         """
         at = prompt.rfind(self.starts)
         return _ChannelReader(self, prompt[at:] if at >= 0 else "", schemas_of(tools))
+
+    @property
+    def thought_markers(self) -> tuple[str, str]:
+        """Header of a message of reasoning, and its end."""
+        return f"{self.channel}{self.thought}{self.begins}", self.ends[0]
 
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
         """Headers before a reply's text: that of the final channel ends reasoning."""

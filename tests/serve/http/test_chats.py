@@ -40,7 +40,7 @@ OWN_CALLS = ["google-gemma-4-31B-it", "mistralai-Mistral-Nemo-Instruct-2407"]
 """Templates whose calls have a notation of their own, which is derived from them or known."""
 
 OTHERS = ["HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"]
-"""Templates without calls, or whose calls are not known with this vocabulary."""
+"""Templates without tools, which have the generic notation."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def replied(model: Model, prompt: Prompt, request: ChatRequest, n: int = 400) ->
     return text, [event for event in events if isinstance(event, ToolCall)]
 
 
-@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS])
+@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS, *OTHERS])
 def test_required_calls(template: str, prepare, model: Model) -> None:
     options = {"tools": [FIND], "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": False}
     prompt, request = prepare(template, **options)
@@ -94,12 +94,6 @@ def test_schemas(template: str, prepare, model: Model) -> None:
     prompt, request = prepare(template, json_schema=PARAMETERS, enable_thinking=False)
     text, _ = replied(model, prompt, request)
     assert json.loads(text)["animal"] in ANIMAL["enum"]
-
-
-@pytest.mark.parametrize("template", OTHERS)
-def test_calls_that_cannot_be_forced_are_refused(template: str, prepare) -> None:
-    with pytest.raises(BadRequestError):
-        prepare(template, tools=[FIND], tool_choice="required")
 
 
 @pytest.mark.parametrize("template", [*JSON_CALLS, "google-gemma-4-31B-it"])

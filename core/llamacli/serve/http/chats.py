@@ -95,6 +95,7 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
         if str(error).startswith("json_schema"):
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
+    constraint = attrs.evolve(constraint, markers=codec.thought_markers(rendering))
     return Prompt(rendering.text, ids, reply_format(codec, rendering, described or (), variables), constraint)
 
 

@@ -276,6 +276,24 @@ def test_text_of_messages_never_becomes_special_tokens(http, fake) -> None:
     assert special.isdisjoint(fake.requests[0].prompts[0])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reasoning_budget",
+        "reasoning_budget_tokens",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+        "thinking_budget",
+    ],
+)
+def test_reasoning_budget(name: str, serve, fake) -> None:
+    http = serve(template="{{ messages[0].content }}<think>")
+    http.chat(**{name: 7, "reasoning_budget_message": "Well."})
+    params = fake.requests[-1].params
+    assert (params.reasoning_budget, params.reasoning_budget_message) == (7, "Well.")
+    assert params.reasoning_markers == ("", "</think>")
+
+
 def test_variables_of_the_template(serve, fake) -> None:
     http = serve(template="{{ enable_thinking }} {{ reasoning_effort }} {{ colour }} {{ messages[0].content }}")
     http.chat(reasoning_effort="low", chat_template_kwargs={"colour": "red"})
