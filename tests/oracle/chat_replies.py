@@ -16,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.continuation import continued
 from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError
 from llamacli.gguf import Metadata
 from llamacli.plugins import Plugins
@@ -198,9 +200,12 @@ def syntax_of(codec: ChatCodec) -> Any:
     return getattr(codec, "syntax", codec.format.syntax)
 
 
-def parsed(codec: ChatCodec, prompt: str, text: str, tools: list[Any], size: int) -> tuple[str, str, list[ToolCall]]:
+def parsed(
+    codec: ChatCodec, rendering: Rendering, text: str, tools: list[Any], size: int
+) -> tuple[str, str, list[ToolCall]]:
     """Content, reasoning and calls of a reply in pieces."""
-    reader = syntax_of(codec).reader(prompt, tools=tools)
+    reader = syntax_of(codec).reader(rendering.prompt, tools=tools)
+    reader.begin(rendering.begun)
     events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]
     events += reader.flush()
     pieces = [event for event in events if isinstance(event, Piece)]
@@ -227,14 +232,21 @@ def check(case: Case, codec: ChatCodec) -> str:
     ]
     given: dict[str, Any] = {"enable_thinking": case.options.get("enable_thinking", True)}
     asked = [{"role": "user", "content": "Hey there!"}]
+    begun = SimpleNamespace(content="", reasoning="")
     try:
-        prompt = codec.render(asked, tools=tools or None, variables=given).text
+        if case.kind == "continued":
+            begun = case.options["messages"][-1]
+            asked.append({"role": "assistant", "content": begun.content, "reasoning_content": begun.reasoning})
+            rendering = continued(codec, asked, tools=tools or None, variables=given)
+        else:
+            rendering = codec.render(asked, tools=tools or None, variables=given)
     except ChatTemplateError as error:
         return f"{type(error).__name__}: {error}"
-    results = [parsed(codec, prompt, case.text, tools, size) for size in (1, len(case.text) or 1)]
+    results = [parsed(codec, rendering, case.text, tools, size) for size in (1, len(case.text) or 1)]
     if results[0] != results[1]:
         return f"read by character {results[0]}, whole {results[1]}"
     content, reasoning, calls = results[0]
+    content, reasoning = begun.content + content, (begun.reasoning if case.reasoning else "") + reasoning
     made = [(call.name, call.arguments if call.partial is None else call.partial.strip() or {}) for call in calls]
     wanted = [(call[0], arguments(call[1])) for call in case.calls]
     if "NONE" in str(case.options.get("reasoning_format", "NONE")) and not case.reasoning:

@@ -133,7 +133,8 @@ class ChatCodec:
 
         Tool calls are parsed only with `tools`; their ids are numbered after the `n_calls` of the conversation so far.
         """
-        parser = self.syntax.reader(rendering.text, tools=tools)
+        parser = self.syntax.reader(rendering.prompt, tools=tools)
+        parser.begin(rendering.begun)
         return ReplyReader(self, parser, self.ends(variables), n_calls)
 
     def reasoning_markers(self, rendering: Rendering) -> tuple[str, ...]:
@@ -141,7 +142,13 @@ class ChatCodec:
 
         With them a grammar or schema constrains the reply's text only. Empty if the format has no reasoning.
         """
-        return self.syntax.reasoning_markers(rendering.text)
+        return self.syntax.reasoning_markers(rendering.prompt)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """True if a prompt ends with the marker that opens reasoning."""
+        if isinstance(self.syntax, Channels):
+            return prompt.endswith(self.syntax.thought_markers[0])
+        return self.syntax.reasoning_markers(prompt)[:1] == ("",)
 
     def budgeted(self, params: SamplingParams, rendering: Rendering) -> SamplingParams:
         """Sampling parameters with the markers that a budget of reasoning needs."""
@@ -150,8 +157,9 @@ class ChatCodec:
     def thought_markers(self, rendering: Rendering) -> tuple[str, ...]:
         """Markers of reasoning for `SamplingParams.reasoning_markers`."""
         if isinstance(self.syntax, Channels):
-            return self.syntax.thought_markers
-        return self.syntax.reasoning_markers(rendering.text)
+            opens, closes = self.syntax.thought_markers
+            return "" if rendering.prompt.endswith(opens) else opens, closes
+        return self.syntax.reasoning_markers(rendering.prompt)
 
     def spelled(self, token: int) -> str:
         """Text of a special token that is a marker in replies, else ""."""

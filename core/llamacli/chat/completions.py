@@ -127,7 +127,7 @@ def chat_completion(
     rendering = codec.render(_as_messages(messages), tools=described, variables=variables)
     constraint = FREE
     if arguments.grammar is not None or schema is not None or use is not None:
-        constraint = reply_constraint(codec, rendering.text, schema, arguments.grammar, use)
+        constraint = reply_constraint(codec, rendering.prompt, schema, arguments.grammar, use)
     if constraint.triggers and find_spec("llguidance") is None:
         constraint = FREE  # calls that the model may make are parsed without a grammar too
     n_top = (top_logprobs or 0) if logprobs else None

@@ -45,6 +45,11 @@ class Reader(abc.ABC):
         """Parse the next piece of text; the events that are certain now."""
         return [event for event, _ in self.locate(text)]
 
+    def begin(self, text: str) -> None:
+        """Parse the beginning of the reply that the prompt has."""
+        self.feed(text)
+        self._n_fed = len(self._held)
+
     def flush(self) -> list[Event]:
         """Events of the text held back, at the end of the reply."""
         return [event for event, _ in self.locate("", final=True)]

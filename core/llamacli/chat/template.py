@@ -53,11 +53,18 @@ class Rendering:
     """Rendered conversation.
 
     Its `text`, and its `parts`, runs of text and the ids of special tokens between them. The ids are of tokens in the
-    template's `structure`, where the template itself spelled them.
+    template's `structure`, where the template itself spelled them. `begun` is reasoning at the end that the reply
+    continues.
     """
 
     text: str
     parts: Sequence[int | str]
+    begun: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """Text before the reply, up to the marker that opens reasoning which it continues."""
+        return self.text.removesuffix(self.begun)
 
 
 class ChatTemplate:

@@ -39,6 +39,7 @@ class ReplyFormat:
 
     - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
       rendered text and `tools` those of the request.
+    - `begun`: text of the reply that follows the rendered text in the prompt.
     - `markers`: special tokens that the reader sees as text.
     - `end_ids`: tokens that end the reply besides the file's own.
     - `end_text`: text that ends the reply, "" for none.
@@ -46,6 +47,7 @@ class ReplyFormat:
 
     syntax: Syntax
     prompt: str = ""
+    begun: str = ""
     tools: Tools = attrs.field(default=False, hash=False)
     markers: Mapping[int, str] = attrs.field(factory=dict, hash=False)
     end_ids: frozenset[int] = frozenset()

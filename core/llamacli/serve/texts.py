@@ -42,6 +42,8 @@ class ChoiceText:
             self._ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
+        if reply and self._reader:
+            self._reader.begin(reply.begun)
         self._stops = StopStrings(request.stop)
         self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0

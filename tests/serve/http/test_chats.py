@@ -123,6 +123,33 @@ def test_continued_texts(template: str, reasoning: str | None, prepare) -> None:
     assert "".join(piece.text for piece in pieces if isinstance(piece, Piece) and not piece.reasoning) == "red."
 
 
+@pytest.mark.parametrize(("template", "opens", "closes"), [
+    ("Qwen-Qwen3-0.6B", "<think>\n", "</think>"),
+    ("HuggingFaceTB-SmolLM3-3B", "<think>", "</think>"),
+    ("openai-gpt-oss-120b", "<|channel|>analysis<|message|>",
+     "<|end|><|start|>assistant<|channel|>final<|message|>"),
+])  # fmt: skip
+@pytest.mark.parametrize("content", ["", "The fox is "])
+def test_continued_reasoning(template: str, opens: str, closes: str, content: str, prepare) -> None:
+    message = {"role": "assistant", "content": content, "reasoning_content": "Look under <think>"}
+    continues = "reasoning_content" if content else True
+    prompt, _ = prepare(template, messages=[*HI[1:], message], continue_final_message=continues)
+    assert prompt.text.endswith("Look under <think>")
+    assert prompt.reply.prompt.rstrip().endswith(opens.rstrip())
+    assert prompt.constraint.markers[0] == ""
+    reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=False)
+    reader.begin(prompt.reply.begun)
+    pieces = [*reader.feed(f" the tree.{closes}Red."), *reader.flush()]
+    for reasoning, text in ((True, " the tree."), (False, "Red.")):
+        assert "".join(piece.text for piece in pieces if piece.reasoning is reasoning) == text
+
+
+def test_reasoning_that_a_template_does_not_have(prepare) -> None:
+    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    with pytest.raises(BadRequestError, match="have no reasoning to continue"):
+        prepare("google-gemma-2-2b-it", messages=[*HI[1:], message], continue_final_message=True)
+
+
 def test_parts_of_contents_are_joined() -> None:
     request = convert(
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -81,7 +81,8 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 class ChatRequest(Generation, kw_only=True):
     """Request of `/v1/chat/completions` and `/apply-template`.
 
-    With `continue_final_message` the reply continues the last message; with `echo` it begins with that message's text.
+    With `continue_final_message` the reply continues the last message, its reasoning if it has no content or if that is
+    named; with `echo` it begins with that message's text.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -95,7 +96,7 @@ class ChatRequest(Generation, kw_only=True):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
 
 
