@@ -118,6 +118,14 @@ def test_reply_is_divided_into_reasoning_calls_and_text(size: int) -> None:
     assert [event for event in events if isinstance(event, ToolCall)] == list(message.tool_calls)
 
 
+def test_other_control_tokens_divide_words() -> None:
+    codec = make("{% for m in messages %}{{ m.content }}{% endfor %}")
+    reader = codec.reader(codec.render([USER]))
+    pieces = [("a", 97), ("", codec.tokenizer.token_id("<tool_call>")), ("b", 98)]
+    events = [event for piece, token in pieces for event in reader.feed(token, piece)]
+    assert "".join(event.text for event in events) == "a b"
+
+
 def test_calls_are_text_without_tools() -> None:
     _, message = read(make(TOOL_USE), '<tool_call>{"name": "roll"}</tool_call>')
     assert message.tool_calls == ()

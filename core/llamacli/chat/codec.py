@@ -162,11 +162,14 @@ class ChatCodec:
         return self.syntax.reasoning_markers(rendering.prompt)
 
     def spelled(self, token: int) -> str:
-        """Text of a special token that is a marker in replies, else ""."""
+        """Text that a special token is read as: its own if it is a marker in replies.
+
+        A space for other ones, as they may stand between two words, and nothing for those that end the text.
+        """
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return text if text in self.syntax.markers else ""
+        return text if text in self.syntax.markers else "" if token in self.tokenizer.eog_ids else " "
 
     def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
         tokens, text = self.tokenizer.eog_ids, ""
