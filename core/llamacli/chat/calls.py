@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import re
@@ -11,7 +12,16 @@ from typing import Any, Protocol
 
 import attrs
 
-from llamacli.chat.call_text import ID, Awaiting, CallText, IncompleteCallError, json_text, json_value, normal
+from llamacli.chat.call_text import (
+    ID,
+    Awaiting,
+    CallText,
+    IncompleteCallError,
+    at_once,
+    json_text,
+    json_value,
+    normal,
+)
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
 
@@ -32,6 +42,9 @@ CallReading = Generator[tuple[str, str | None] | None, None, None]
 
 It yields None where it needs more text. Raises ValueError, IncompleteCallError at the end of the text.
 """
+
+KEY = "\ue002"
+"""Place of an argument's key in the text after its value."""
 
 _ID_GRAMMAR = "/[a-zA-Z0-9_.:-]{1,64}/"
 _SEPARATORS = re.compile(r"[\s;,]*")
@@ -198,6 +211,9 @@ class Pairs:
     `opens` comes before a key, then a text between key and value and one after the value: `string` for strings, which
     are written as they are, and `other` for values in JSON. `between` comes between two arguments. `words` are the
     literals true, false and null where the template writes Python's.
+
+    Where the text after a value names the key, as `KEY`, values are texts, and objects and lists are tags within, those of
+    a list named `item`.
     """
 
     opens: str
@@ -205,18 +221,21 @@ class Pairs:
     other: tuple[str, str]
     between: str = ""
     words: bool = False
+    nested: str = ""
 
     def read(self, source: CallText, name: str, schema: Mapping[str, Any], follows: Sequence[str]) -> CallReading:
         """Parse arguments, which one of the texts `follows` comes after."""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         begun = "{"
-        while (yield from source.take(self.opens)):
+        ambiguous = [text for text in follows if text.strip().startswith(self.opens.strip())]
+        while not (yield from _comes(source, ambiguous)) and (yield from source.take(self.opens)):
             key = yield from self._key(source)
             yield name, f"{begun}{normal(key)}: "
             begun = ", "
             ends = (self.between + self.opens, *follows)
-            yield from self._value(source, name, properties.get(key), schema, [text for text in ends if text.strip()])
+            named = self._closed_by(key)
+            yield from named._value(source, name, properties.get(key), schema, [text for text in ends if text.strip()])
             yield from source.take(self.between)
         if any(text.strip() for text in follows):
             yield from _followed(source, follows)
@@ -255,7 +274,39 @@ class Pairs:
                 break
             yield from source.more()
         source.at = after
-        yield name, '"' if is_text else _written_value(source.text[begin:end], schema, root)
+        yield name, '"' if is_text else _written_value(self._typed(source.text[begin:end], schema, root))
+
+    def _closed_by(self, key: str) -> Pairs:
+        """Tags of one key."""
+        if KEY not in self.string[1]:
+            return self
+        middle, closes = self.string
+        named = middle, closes.replace(KEY, key)
+        return attrs.evolve(self, string=named, other=named, nested=closes)
+
+    def _typed(self, text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+        """Value of a text, with the tags within it."""
+        kinds = _kinds(schema, root)
+        if self.nested and ("string" not in kinds or len(kinds) == len(_TYPES)):
+            if not text.strip() and kinds in (["array"], ["object"]):
+                return [] if kinds == ["array"] else {}
+            with contextlib.suppress(ValueError):
+                return self._nested(CallText(text, final=True), schema, root)
+        return typed_value(text, schema, root)
+
+    def _nested(self, source: CallText, schema: Any, root: Mapping[str, Any]) -> Any:
+        """List or object of tags within a value. Raises ValueError."""
+        found: list[tuple[str, Any]] = []
+        while at_once(source.take(self.opens)):
+            key = at_once(self._key(source))
+            end, after = _value_end(source, source.at, self.nested.replace(KEY, key), ())
+            if after < 0:
+                source.fail()
+            found.append((key, self._typed(source.text[source.at : end], _part(schema, key, root), root)))
+            source.at = after
+        if not found or source.text[source.at :].strip():
+            source.fail()
+        return [value for _, value in found] if {key for key, _ in found} == {"item"} else dict(found)
 
     def grammar(self, rules: Rules, schema: Mapping[str, Any]) -> str:
         """Expression of the arguments, in the order of the schema."""
@@ -264,13 +315,15 @@ class Pairs:
         needed = [name for name in required if isinstance(name, str)] if isinstance(required, Sequence) else []
         given = {**given, **{name: True for name in needed if name not in given}}
         if not given and schema.get("additionalProperties") is not False and "properties" not in schema:
+            if KEY in self.string[1]:
+                return ""
             key = rules.add("pair", self._written(rules, r"/[A-Za-z_][A-Za-z0-9_.-]*/", True, schema))
             return f"({key} ({expression(rules, self.between)} {key})*)?"
         if self.between.strip():
             return self._joined(rules, given, needed, schema)
         pairs = []
         for name, value in given.items():
-            pair = rules.add("pair", self._written(rules, literal(name), value, schema))
+            pair = rules.add("pair", self._closed_by(name)._written(rules, literal(name), value, schema))
             pairs.append(pair if name in needed else f"{pair}?")
         return " ".join(pairs)
 
@@ -301,6 +354,8 @@ class Pairs:
         if others and not (alternatives and self.string == self.other):
             middle, closes = self.other
             given = {"type": others[0] if len(others) == 1 else others} if "string" in kinds else schema
+            if self.nested and {"array", "object"} & set(others):
+                return f"{expression(rules, self.opens)} {key} {expression(rules, middle)} {rules.until(closes)}"
             value = rules.json("value", _with_definitions(given, root), CALL_SPACE)
             if self.words and "boolean" in others and len(others) == 1:
                 value = '("True" | "False" | "true" | "false")'
@@ -394,6 +449,18 @@ def _middle(text: str) -> re.Pattern[str]:
     return re.compile(rf"\s*{words}" + (r"\n?" if "\n" in tail else ""))
 
 
+def _comes(source: CallText, texts: Sequence[str]) -> Awaiting[bool]:
+    """Test for one of some texts, which are not skipped."""
+    while texts:
+        ends = [source.fits(text) for text in texts]
+        if any(end is not None and end >= 0 for end in ends):
+            return True
+        if None not in ends or source.final:
+            break
+        yield None
+    return False
+
+
 def _followed(source: CallText, follows: Sequence[str]) -> Awaiting[None]:
     """Wait for one of the texts that follow. Raises ValueError for another one."""
     while True:
@@ -466,8 +533,8 @@ def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
 # --- values
 
 
-def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """JSON types that a schema allows; all if it tells none."""
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Schema that a reference names."""
     for _ in range(8):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -476,6 +543,12 @@ def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
         for part in reference.split("/")[1:]:
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
         schema = target
+    return schema
+
+
+def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """JSON types that a schema allows; all if it tells none."""
+    schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return list(_TYPES)
     if isinstance(given := schema.get("type"), str):
@@ -521,12 +594,24 @@ def typed_value(text: str, schema: Any = None, root: Mapping[str, Any] | None = 
     return value
 
 
-def _written_value(text: str, schema: Any, root: Mapping[str, Any]) -> str:
-    """JSON of an argument in text; a string where JSON cannot express it."""
+def _written_value(value: Any) -> str:
+    """JSON of an argument; a string where JSON cannot express it."""
     try:
-        return normal(typed_value(text, schema, root))
+        return normal(value)
     except ValueError:
-        return normal(text)
+        return normal(str(value))
+
+
+def _part(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
+    """Schema of a key of an object, or of the items of a list; None if it tells none."""
+    schema = _resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        return None
+    properties, own = schema.get("properties"), schema.get("items") if key == "item" else None
+    if own is None and isinstance(properties, Mapping):
+        own = properties.get(key)
+    parts = (part for kind in ("anyOf", "oneOf", "allOf") for part in schema.get(kind) or ())
+    return own if own is not None else next(filter(None, (_part(part, key, root) for part in parts)), None)
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from llamacli.chat.call_text import ID
-from llamacli.chat.calls import JsonCall, NamedCall, Notation, OneCall, Pairs
+from llamacli.chat.calls import KEY, JsonCall, NamedCall, Notation, OneCall, Pairs
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
 from llamacli.chat.template import ChatTemplate
@@ -45,8 +45,10 @@ _TOOLS = [
     for name in _NAMES
 ]
 _USER = {"role": "user", "content": "Frobnicate."}
-_TOKEN = re.compile(r"<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
-_MARKER = re.compile(r"<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
+_PREFIX = r"(?:\]<\]\w+\[>\[)?"
+"""Regular expression of a marker before each tag, which some templates have."""
+_TOKEN = re.compile(rf"{_PREFIX}<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
+_MARKER = re.compile(rf"{_PREFIX}<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
 """Markers of reasoning in templates that do not render it."""
 
@@ -321,7 +323,8 @@ def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int]
         follows = typed[place + 1 : typed.find(_KEYS[1], place)]
         other = other_middle, follows[: len(follows) - len(opens) - len(between)] if len(follows) >= n_opens else closes
         words = "True" in typed
-    pairs = Pairs(opens, (middle, closes), other, between, words)
+    texts = [(first, last.replace(_KEYS[0], KEY)) for first, last in ((middle, closes), other)]
+    pairs = Pairs(opens, texts[0], texts[1], between, words)
     return NamedCall(after=before[: len(before) - n_opens], pairs=pairs), value + len(_VALUES[0]) + len(closes)
 
 

@@ -213,7 +213,7 @@ class _SpanReader(Reader):
             if calls:
                 spans |= {calls.opens: calls, calls.short: calls}
         at, marker = _first(self._held, [text for text in spans if text])
-        if marker:
+        if marker and (final or not _may_begin(self._held, at, spans)):
             span, before = spans[marker], self._held[:at]
             yield from self._text(before.rstrip())
             if isinstance(span, Calls):
@@ -513,6 +513,12 @@ def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
     found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
     at, _, marker = min(found, default=(-1, 0, ""))
     return at, marker
+
+
+def _may_begin(text: str, at: int, markers: Iterable[str]) -> bool:
+    """True if the text may end within a marker that begins at the place or before it."""
+    lengths = range(max(1, len(text) - at), len(text) + 1)
+    return any(n < len(marker) and text.endswith(marker[:n]) for marker in markers for n in lengths)
 
 
 def _partial_marker(text: str, markers: Iterable[str]) -> int:
