@@ -445,7 +445,7 @@ def _middle(text: str) -> re.Pattern[str]:
     White space after it is the value's, but for a line's end.
     """
     tail = text[len(text.rstrip()) :]
-    words = r"\s*".join(map(re.escape, text.split()))
+    words = r"\s*".join(re.escape(word).replace(re.escape(ID), r"[\w.:-]*") for word in text.split())
     return re.compile(rf"\s*{words}" + (r"\n?" if "\n" in tail else ""))
 
 

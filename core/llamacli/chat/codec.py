@@ -169,7 +169,7 @@ class ChatCodec:
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return text if text in self.syntax.markers else "" if token in self.tokenizer.eog_ids else " "
+        return text if any(text in marker for marker in self.syntax.markers) else "" if token in self.tokenizer.eog_ids else " "
 
     def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
         tokens, text = self.tokenizer.eog_ids, ""

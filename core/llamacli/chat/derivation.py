@@ -47,8 +47,10 @@ _TOOLS = [
 _USER = {"role": "user", "content": "Frobnicate."}
 _PREFIX = r"(?:\]<\]\w+\[>\[)?"
 """Regular expression of a marker before each tag, which some templates have."""
-_TOKEN = re.compile(rf"{_PREFIX}<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
-_MARKER = re.compile(rf"{_PREFIX}<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
+_NAMED = r"<\|\w+\|>\w+<\|\w+\|>"
+"""Regular expression of a marker whose name is a word between two special tokens."""
+_TOKEN = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
+_MARKER = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
 """Markers of reasoning in templates that do not render it."""
 
@@ -99,7 +101,7 @@ def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) 
 def _derive(template: ChatTemplate) -> Spans:
     probe = _Probe(template)
     reasoning, dropped = probe.reasoning()
-    calls = next(filter(None, (_calls(probe, variant, reasoning) for variant in _variants())), None)
+    calls = next(filter(None, (_calls(probe, variant, reasoning, dropped) for variant in _variants())), None)
     described = any(text in template.source for text in ("<tool_call>", "<|im_start|>"))
     if calls is None and described and not _OTHER_CALLS.search(template.source):
         reasoning, calls = reasoning or THINK, HERMES.calls  # described in the prompt only
@@ -205,7 +207,7 @@ class _Probe:
         return self._rendered[key] or None
 
 
-def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None) -> Calls | None:
+def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None, dropped: Sequence[str]) -> Calls | None:
     """Notation of calls in messages of one form, None for none."""
 
     def body(*calls: tuple[str, Mapping[str, Any]]) -> str:
@@ -213,6 +215,8 @@ def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None) -> Calls | 
         if rendered is None or calls[0][0] not in rendered:
             return ""
         text = probe.body(rendered, reasoning)
+        while marker := next((each for each in dropped if text.lstrip().startswith(each)), ""):
+            text = text.lstrip().removeprefix(marker)
         for given in variant.ids:  # the number alone where the id has the name
             text = text.replace(given, re.sub(r"(?<=:)\d+|^\w+$", ID, given))
         return text
@@ -323,9 +327,21 @@ def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int]
         follows = typed[place + 1 : typed.find(_KEYS[1], place)]
         other = other_middle, follows[: len(follows) - len(opens) - len(between)] if len(follows) >= n_opens else closes
         words = "True" in typed
+        at = typed.find(_KEYS[1], place) + len(_KEYS[1])
+        other_middle = _varying(other_middle, typed[at : at + typed[at:].lower().find("true")])
+        other = other_middle, other[1]
     texts = [(first, last.replace(_KEYS[0], KEY)) for first, last in ((middle, closes), other)]
     pairs = Pairs(opens, texts[0], texts[1], between, words)
     return NamedCall(after=before[: len(before) - n_opens], pairs=pairs), value + len(_VALUES[0]) + len(closes)
+
+
+def _varying(one: str, other: str) -> str:
+    """Text with a place for the word in which two texts differ."""
+    words, others = _TOKEN.findall(one), _TOKEN.findall(other)
+    differ = [n for n, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differ) != 1 or not words[differ[0]].isalnum():
+        return one
+    return "".join([*words[: differ[0]], ID, *words[differ[0] + 1 :]])
 
 
 def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Calls:
