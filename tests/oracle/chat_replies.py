@@ -204,6 +204,8 @@ def parsed(
     codec: ChatCodec, rendering: Rendering, text: str, tools: list[Any], size: int
 ) -> tuple[str, str, list[ToolCall]]:
     """Content, reasoning and calls of a reply in pieces."""
+    ends = [codec.tokenizer.token_text(token) for token in codec.ends().tokens]
+    text = text[: min((at for at in map(text.find, ends) if at >= 0), default=None)]
     reader = syntax_of(codec).reader(rendering.prompt, tools=tools)
     reader.begin(rendering.begun)
     events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]

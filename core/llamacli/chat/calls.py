@@ -212,8 +212,8 @@ class Pairs:
     are written as they are, and `other` for values in JSON. `between` comes between two arguments. `words` are the
     literals true, false and null where the template writes Python's.
 
-    Where the text after a value names the key, as `KEY`, values are texts, and objects and lists are tags within, those of
-    a list named `item`.
+    Where the text after a value names the key, as `KEY`, values are texts, and objects and lists are tags within, those
+    of a list named `item`. `nested` is that text while the tags of one key are read.
     """
 
     opens: str

@@ -169,7 +169,18 @@ class ChatCodec:
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return text if any(text in marker for marker in self.syntax.markers) else "" if token in self.tokenizer.eog_ids else " "
+        return (
+            text
+            if any(text in marker for marker in self.syntax.markers)
+            else ""
+            if token in self.tokenizer.eog_ids
+            else " "
+        )
+
+    def _is_dropped(self, part: int | str) -> bool:
+        """True for a part of a marker that closes a reply's text, not the reply."""
+        text = self.tokenizer.token_text(part) if isinstance(part, int) else part.strip()
+        return any(text in marker for marker in getattr(self.syntax, "dropped", ()))
 
     def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
         tokens, text = self.tokenizer.eog_ids, ""
@@ -178,8 +189,9 @@ class ChatCodec:
             parts = self.render([*turn, turn[0]], add_generation_prompt=False, variables=variables).parts
         except ChatTemplateError:
             return ReplyEnds(tokens)
-        for run, after in itertools.pairwise([*parts, ""]):
+        for n, run in enumerate(parts):
             if isinstance(run, str) and _PROBE in run:
+                after = next((part for part in parts[n + 1 :] if not self._is_dropped(part)), "")
                 closing = run.rpartition(_PROBE)[2].partition(_NEXT)[0].strip()
                 if closing:
                     text = closing.splitlines()[0]

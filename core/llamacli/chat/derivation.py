@@ -190,7 +190,7 @@ class _Probe:
             span = known[0] if known else THINK if "<|im_start|>" in source else None
         markers = [text for text in _MARKER.findall(around) if span is None or text not in (span.opens, span.closes)]
         if markers:
-            markers += _MARKER.findall(ending)
+            markers += _MARKER.findall(ending)[:-1]  # the last one ends the message
         return span, tuple(dict.fromkeys(markers))
 
     def _render(self, messages: Sequence[Mapping[str, Any]], prompting: bool = False) -> str | None:

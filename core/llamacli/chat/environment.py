@@ -14,7 +14,7 @@ import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -391,7 +391,7 @@ def _tojson(
 ) -> str:
     if isinstance(indent, int) and indent > 80:
         raise OverflowError(f"an indent of {indent}")
-    plain = untainted(value)
+    plain = untainted(list(value) if isinstance(value, Generator) else value)
     text = json.dumps(
         plain, ensure_ascii=ensure_ascii, indent=untainted(indent), separators=separators, sort_keys=sort_keys
     )
