@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-EDITABLE := -e . $(addprefix -e ,$(PLUGINS))
-PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+EDITABLE := -e . -e packs $(addprefix -e ,$(PLUGINS))
+PROJECTS := pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
         test-ray test-browser soak
@@ -75,7 +75,7 @@ NUMBA_TESTS := tests/kernels tests/session/test_fork.py
 test-numba:
 	for numba in "numba==$(NUMBA).*" "" "--pre --upgrade numba"; do \
 		rm -rf $(VENV)-numba && $(PYTHON) -m venv $(VENV)-numba && \
-		$(VENV)-numba/bin/python -m pip install --quiet -e '.[test]' $(addprefix -e ,$(PLUGINS)) && \
+		$(VENV)-numba/bin/python -m pip install --quiet -e '.[test]' -e packs $(addprefix -e ,$(PLUGINS)) && \
 		{ test -z "$$numba" || $(VENV)-numba/bin/python -m pip install --quiet $$numba; } && \
 		$(VENV)-numba/bin/python -c 'import numba; print("Numba", numba.__version__)' && \
 		LLAMACLI_CACHE=$(VENV)-numba/cache $(VENV)-numba/bin/python -m pytest -q -n $(WORKERS) -m "not slow" $(NUMBA_TESTS) || \
@@ -90,7 +90,7 @@ fuzz: $(VENV)/.installed-test
 # Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
 test-ray:
 	$(PYTHON) -m venv $(VENV)-ray
-	if $(VENV)-ray/bin/python -m pip install --quiet -e '.[ray,test]' $(addprefix -e ,$(PLUGINS)); then \
+	if $(VENV)-ray/bin/python -m pip install --quiet -e '.[ray,test]' -e packs $(addprefix -e ,$(PLUGINS)); then \
 		$(VENV)-ray/bin/python -m pytest -q -n 0 -m ray tests/serve/ray; \
 	else \
 		echo "SKIPPED: Ray cannot be installed here, its tests do not run" >&2; \
@@ -100,7 +100,7 @@ test-ray:
 test-examples:
 	rm -rf $(VENV)-examples build $(wildcard examples/*/build plugins/*/build)
 	$(PYTHON) -m venv $(VENV)-examples
-	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' ./plugins/llama $(wildcard examples/*/)
+	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' ./packs ./plugins/llama $(wildcard examples/*/)
 	$(VENV)-examples/bin/llamacli plugins
 	for folder in $(wildcard examples/*/); do (cd $$folder && ../../$(VENV)-examples/bin/python -m pytest -q) || exit 1; done
 
@@ -113,10 +113,11 @@ lint: $(VENV)/.installed-lint
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 # Wheels and sdists of all distributions, checked. URL=https://... is the repository's address, by default that of origin.
+# Kernels are compiled for all instruction sets, some minutes of CPU time for each; PACKS=DIR has them already.
 dist: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e '.[dist]'
 	rm -rf dist
-	$(BIN)/python tools/dist.py $(if $(URL),--url $(URL))
+	$(BIN)/python tools/dist.py $(if $(URL),--url $(URL)) $(if $(PACKS),--packs $(PACKS))
 
 clean:
 	rm -rf $(VENV) $(VENV)-examples site

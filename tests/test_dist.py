@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from llamacli.kernels.isa import isa
+from llamacli.kernels.packs import pack_name, packed
+
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://host.example/user/llamacli"
 DIST: dict[str, Any] = runpy.run_path(str(ROOT / "tools/dist.py"))
@@ -76,20 +79,43 @@ def test_plugin_readmes_say_what_they_bring(plugin: Path) -> None:
     assert project["entry-points"]["llamacli.architectures"].keys() <= named
 
 
+def test_the_core_needs_the_kernels_of_its_own_version() -> None:
+    core, packs = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, DIST["PACKS"])
+    )
+    assert f"llamacli-kernels=={packs['version']}" in core["dependencies"]
+    assert packs["version"] == core["version"]
+
+
+DEMO = ("run", "-p", "Once upon a time", "--temp", "0", "-n", "12")
+
+
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels and sdists of the core and the Llama plugin."""
+    """Wheels and sdists of the core and the Llama plugin.
+
+    The kernels are those of the demo.
+    """
     pytest.importorskip("build")
     pytest.importorskip("twine")
-    out = tmp_path_factory.mktemp("dist")
-    DIST["build"](out, URL, "v1", [ROOT, ROOT / "plugins/llama"])
+    out, cache = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("cache")
+    environment = os.environ | {"LLAMACLI_CACHE": str(cache)}
+    subprocess.run(
+        [sys.executable, "-m", "llamacli", *DEMO], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        check=True,
+    )  # fmt: skip
+    (folder,) = (cache / "kernels").iterdir()
+    pack = cache / pack_name(isa())
+    pack.write_bytes(packed(folder.name, {path.name: path.read_bytes() for path in folder.glob("*.kernel")}))
+    DIST["build"](out, URL, "v1", [ROOT, DIST["PACKS"], ROOT / "plugins/llama"], [pack])
     return out
 
 
 @pytest.mark.slow
 def test_metadata_has_urls_and_absolute_links(dist: Path) -> None:
     wheels = sorted(dist.glob("*.whl"))
-    assert len(wheels) == len(list(dist.glob("*.tar.gz"))) == 2
+    assert len(wheels) == 3
+    assert len(list(dist.glob("*.tar.gz"))) == 2
     for path in wheels:
         with zipfile.ZipFile(path) as wheel:
             name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
@@ -103,10 +129,11 @@ def test_metadata_has_urls_and_absolute_links(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_alone_runs_its_demo_model(dist: Path, tmp_path: Path) -> None:
+def test_the_core_alone_runs_its_demo_model_and_compiles_nothing(dist: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=True)
     scripts = tmp_path / "bare" / "bin"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["LLAMACLI_CACHE"] = str(tmp_path / "cache")
 
     def run(*command: str) -> str:
         done = subprocess.run(
@@ -114,12 +141,14 @@ def test_the_core_alone_runs_its_demo_model(dist: Path, tmp_path: Path) -> None:
             check=False, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        assert "compil" not in done.stderr
         return done.stdout
 
     run(str(scripts / "python"), "-m", "pip", "install", "--quiet", "--find-links", str(dist), "llamacli")
     expected = subprocess.run(
-        [sys.executable, "-m", "llamacli", "run", "-p", "Once upon a time", "--temp", "0", "-n", "12"],
+        [sys.executable, "-m", "llamacli", *DEMO],
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True,
     )  # fmt: skip
-    assert run(str(scripts / "llamacli"), "run", "-p", "Once upon a time", "--temp", "0", "-n", "12") == expected.stdout
+    assert run(str(scripts / "llamacli"), *DEMO) == expected.stdout
+    assert not (tmp_path / "cache" / "kernels").exists(), "all kernels come from the pack"
     assert "llamacli-llama" in run(str(scripts / "llamacli"), "plugins")

@@ -22,6 +22,7 @@ from llamacli import (
     load_model,
     load_tokenizer,
 )
+from llamacli import plugins as plugins_module
 from llamacli.engine import ReferenceEngine
 from llamacli.errors import PluginWarning
 from llamacli.gguf import Metadata
@@ -133,6 +134,7 @@ class TestFinding:
 BROKEN = {
     "import_error": ("import nonexistent_module", "ModuleNotFoundError: No module named 'nonexistent_module'"),
     "exits": ("import sys\nsys.exit('leaving')", "SystemExit: leaving"),
+    "ends_python": ("class End(BaseException): pass\nraise End('now')", "End: now"),
     "syntax_error": ("def", "SyntaxError"),
     "raises": ("raise RuntimeError('no CPU')", "RuntimeError: no CPU"),
     "no_version": ("", r"it declares LLAMACLI_API = None; this core has 1"),
@@ -177,6 +179,19 @@ BROKEN = {
 
 class TestIsolation:
     """Errors in one plugin do not affect the others."""
+
+    def test_an_interrupt_names_the_plugin(self, install: Installed) -> None:
+        plugins = install(dummy_interrupt=("raise KeyboardInterrupt", {ARCHITECTURES: {"one": "dummy_interrupt"}}))
+        with pytest.raises(KeyboardInterrupt) as raised:
+            plugins.resolve(metadata("one"))
+        (note,) = raised.value.__notes__
+        assert "while plugin dummy_interrupt (from dummy_interrupt 1.5) was loaded" in note
+
+    def test_a_slow_plugin_is_named(self, install: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plugins_module, "_SLOW_S", -1.0)
+        plugins = install(dummy_slow=(registering("one"), {ARCHITECTURES: {"one": "dummy_slow"}}))
+        with pytest.warns(PluginWarning, match=r"dummy_slow \(from dummy_slow 1.5\) took [0-9.]+ seconds to load"):
+            plugins.resolve(metadata("one"))
 
     def test_a_malformed_entry_point(self, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):

@@ -96,6 +96,9 @@ def test_every_matrix_may_have_a_scale() -> None:
     params = table.bind(file(**shapes, **scales))
     assert (params.attn_q.scale.name, params.ffn_up_exps.scale.shape) == ("attn_q.scale", (3,))
     assert table.bind(file(**shapes)).attn_q.scale is None
+    table.bind(file(**shapes, attn_q__input_scale=(1,), ffn_up_exps__input_scale=(3,)))  # read by nothing
+    with pytest.raises(ModelFormatError, match=r"tensor attn_x\.input_scale \(1,\) is not one that"):
+        table.bind(file(**shapes, attn_x__input_scale=(1,)))
     with pytest.raises(ModelFormatError, match=r"tensor attn_norm\.scale \(1,\) is not one that"):
         table.bind(file(**shapes, attn_norm__scale=(1,)))
 

@@ -1,8 +1,11 @@
-"""Wheels and sdists of all distributions: `python tools/dist.py [--url URL]`.
+"""Wheels and sdists of all distributions: `python tools/dist.py [--url URL] [--packs DIR]`.
 
 Each distribution is built from a copy of its tracked files. There its README gets absolute links, as package indexes
 need them, and its metadata the project's URLs: all begin with the address of the repository, which is that of git's
 remote `origin` unless it is given. Without an address, relative links become plain text. Needs the extra `dist`.
+
+The wheel of `llamacli-kernels` has the packs of `tools/kernel_packs.py`, which are built unless a folder has them.
+There is no sdist of it: packs are compiled by the core that they are for.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKS = ROOT / "packs"
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^()\s#]+)(#[^()\s]*)?\)")
 
 
 def projects() -> list[Path]:
-    """Folders of the distributions: the core's, then the plugins'."""
-    return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+    """Folders of the distributions: the core's, that of kernels, then the plugins'."""
+    return [ROOT, PACKS, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 
 def repository_url(remote: str) -> str:
@@ -84,13 +88,19 @@ def _tracked(project: Path) -> Iterator[Path]:
     yield from (project / name for name in listed.split("\0") if name)
 
 
-def build(out: Path, url: str, ref: str, chosen: Sequence[Path]) -> None:
-    """Build wheels and sdists, and check that their metadata renders."""
+def build(out: Path, url: str, ref: str, chosen: Sequence[Path], packs: Sequence[Path] = ()) -> None:
+    """Build wheels and sdists, and check that their metadata renders.
+
+    `packs` are the files of `llamacli-kernels`.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for project in chosen:
         with tempfile.TemporaryDirectory() as folder:
             stage(project, Path(folder), url, ref)
-            _python("-m", "build", "--no-isolation", "--outdir", str(out), folder)
+            kinds = ("--wheel",) if project == PACKS else ()
+            for pack in packs if project == PACKS else ():
+                shutil.copy2(pack, Path(folder, "llamacli_kernels"))
+            _python("-m", "build", "--no-isolation", *kinds, "--outdir", str(out), folder)
     _python("-m", "twine", "check", "--strict", *map(str, sorted(out.glob("llamacli*"))))
 
 
@@ -111,7 +121,10 @@ def main() -> None:
     parser.add_argument("--url", help="address of the repository; default: that of git's remote origin")
     parser.add_argument("--ref", default="main", help="branch or tag that links name; default: main")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; default: dist")
-    parser.add_argument("--only", action="append", metavar="NAME", help="folder of a plugin, or core; default: all")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="folder of a plugin, core, or packs; default: all"
+    )
+    parser.add_argument("--packs", type=Path, help="folder of packs; default: all are compiled, which takes long")
     given = parser.parse_args()
     names = {("core" if project == ROOT else project.name): project for project in projects()}
     if unknown := [name for name in given.only or () if name not in names]:
@@ -119,7 +132,12 @@ def main() -> None:
     url = _origin() if given.url is None else given.url.rstrip("/")
     if not url:
         print("no address of the repository is known: the metadata will have no URLs; see --url", file=sys.stderr)
-    build(given.out, url, given.ref, [names[name] for name in given.only or names])
+    chosen = [names[name] for name in given.only or names]
+    with tempfile.TemporaryDirectory() as folder:
+        if PACKS in chosen and given.packs is None:
+            _python(str(ROOT / "tools/kernel_packs.py"), folder)
+        packs = sorted(Path(given.packs or folder).glob("*.pack"))
+        build(given.out, url, given.ref, chosen, packs)
     print(f"{len(list(given.out.glob('llamacli*')))} files in {given.out}")
 
 

@@ -27,6 +27,7 @@ OUTSIDE = (
     "benchmarks/README.md",
     "examples/README.md",
     "examples/*/README.md",
+    "packs/README.md",
     "plugins/*/README.md",
     "tests/oracle/README.md",
     "tools/demo/README.md",

@@ -17,6 +17,9 @@ from llamacli.loaders import ModelFile
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
 
+_INPUT_SCALE = ".input_scale"
+"""Suffix of activation scales beside NVFP4 matrices, for units that multiply in 4 bits; no CPU code reads them."""
+
 _SHOWN = 8
 """Largest number of mismatches that an error lists; a wrong number of layers gives hundreds."""
 
@@ -349,6 +352,8 @@ class TensorTable:
         ]
         for name, info in file.tensors.items():
             if name not in expected:
+                if name.endswith(_INPUT_SCALE) and f"{name.removesuffix(_INPUT_SCALE)}.weight" in expected:
+                    continue
                 problems.append(f"tensor {name} {info.shape} is not one that the architecture reads")
             elif _without_ones(info.shape) != _without_ones(expected[name].shape):
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")

@@ -116,6 +116,12 @@ def line_of(error: BaseException) -> str | None:
     return f"{own[-1][0]}:{own[-1][1]}" if own else None
 
 
+def reason_of(error: BaseException) -> str:
+    """Type and text of an error, with the plugin's file and line."""
+    line = line_of(error)
+    return f"{type(error).__name__}: {error}{f', at {line}' if line else ''}"
+
+
 class PluginWarning(UserWarning):
     """A plugin failed, and was left out."""
 

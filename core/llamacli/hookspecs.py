@@ -48,10 +48,7 @@ def register_architectures(register: Callable[[Architecture], None]) -> None:
 
 @hookspec
 def register_loaders(register: Callable[[Loader], None]) -> None:
-    """Call `register` for every file format that this plugin reads.
-
-    GGUF is the core's.
-    """
+    """Call `register` for every file format, beside GGUF, that this plugin reads."""
 
 
 @hookspec

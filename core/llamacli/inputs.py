@@ -182,18 +182,21 @@ class Contents:
     """Contents of the tokens that are not plain ids, by content key.
 
     The owner of a list of keys keeps it, so that the tokens can be evaluated again. Of plain ids nothing is stored.
+
+    - `cells`: the content of each key; empty if all tokens are plain ids.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[int, _Cell] = {}
+        self.cells: dict[int, _Cell] = {}
+        self._known = 0, 0  # a number of the owner's first keys, and the position after them
 
     def __len__(self) -> int:
-        return len(self._cells)
+        return len(self.cells)
 
     def copy(self) -> Contents:
         """Contents that change independently."""
         other = Contents()
-        other._cells = dict(self._cells)
+        other.cells = dict(self.cells)
         return other
 
     def add(self, inputs: Inputs, before: Sequence[int] = ()) -> list[int]:
@@ -214,10 +217,10 @@ class Contents:
                 )
         new = {key: cell for key, cell in zip(inputs.keys, _cells(inputs), strict=True) if key < 0}
         for i, (key, cell) in enumerate(zip(inputs.keys, _cells(inputs), strict=True)):
-            known = self._cells.get(key, new.get(key))
+            known = self.cells.get(key, new.get(key))
             if known is not None and not known.equals(cell):
                 raise InvalidRequestError(f"the content key of the token at index {i} is that of another content")
-        self._cells |= new
+        self.cells |= new
         return inputs.keys
 
     def slice(self, keys: Sequence[int], start: int = 0, stop: int | None = None) -> Inputs:
@@ -228,9 +231,9 @@ class Contents:
         """
         stop = len(keys) if stop is None else stop
         part = list(keys[start:stop])
-        if not self._cells:
+        if not self.cells:
             return Inputs(_frozen(np.array(part, np.int32)), part)
-        cells = [self._cells[key] if key < 0 else None for key in part]
+        cells = [self.cells[key] if key < 0 else None for key in part]
         self.expect_whole(keys, stop)
         held = [(i, cell.row) for i, cell in enumerate(cells) if cell is not None and cell.row is not None]
         spans: list[tuple[int, int]] = []
@@ -258,18 +261,31 @@ class Contents:
     def next_position(self, keys: Sequence[int], stop: int | None = None) -> int:
         """Default position of a token after the keys, or the first `stop`."""
         stop = len(keys) if stop is None else stop
-        if self._cells:
+        if self.cells:
             for i in range(stop - 1, -1, -1):
                 if is_positioned(keys[i]):
-                    position = self._cells[keys[i]].position
+                    position = self.cells[keys[i]].position
                     assert position is not None
                     return max(position[:3]) + stop - i
         return stop
 
+    def following(self, keys: Sequence[int], ids: list[int]) -> Inputs:
+        """Inputs of plain ids after all of the owner's keys.
+
+        Of these, those behind the ones of the last call are looked at.
+        """
+        n, position = self._known
+        for key in keys[n:]:
+            cell = self.cells[key].position if is_positioned(key) else None
+            position = position + 1 if cell is None else 1 + max(cell[:3])
+        self._known = len(keys), position
+        positions = None if position == len(keys) else position + np.arange(len(ids), dtype=np.int32)[:, None]
+        return Inputs(_frozen(np.array(ids, np.int32)), ids, positions=positions)
+
     def expect_whole(self, keys: Sequence[int], n: int) -> None:
         """Raise InvalidRequestError if the first n tokens end within a span."""
         if 0 < n < len(keys) + 1 and is_in_span(keys[n - 1]):
-            index, length = self._cells[keys[n - 1]].span or (0, 1)
+            index, length = self.cells[keys[n - 1]].span or (0, 1)
             if index + 1 < length:
                 start = n - 1 - index
                 raise InvalidRequestError(
@@ -280,11 +296,12 @@ class Contents:
     def keep(self, keys: Iterable[int]) -> None:
         """Forget the contents of all other keys."""
         kept = {key for key in keys if key < 0}
-        self._cells = {key: cell for key, cell in self._cells.items() if key in kept}
+        self._known = 0, 0
+        self.cells = {key: cell for key, cell in self.cells.items() if key in kept}
 
     def save(self, keys: Sequence[int]) -> tuple[dict[str, Floats], list[Any]]:
         """Contents of the keys as arrays and JSON, for `load`."""
-        cells = {key: self._cells[key] for key in keys if key < 0}
+        cells = {key: self.cells[key] for key in keys if key < 0}
         rows = [cell.row for cell in cells.values() if cell.row is not None]
         saved = [
             [key, cell.id, cell.row is not None, cell.position and list(cell.position), cell.span and list(cell.span)]
@@ -314,12 +331,12 @@ class Contents:
                     raise StateError(f"the state has an invalid position or span of content key {key}")
                 if ((at is not None), (within is not None)) != (is_positioned(key), is_in_span(key)):
                     raise StateError(f"the state's content key {key} does not fit its content")
-                contents._cells[key] = _Cell(int(number), row, at, within)
+                contents.cells[key] = _Cell(int(number), row, at, within)
         except (TypeError, ValueError, StopIteration) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"the state's contents are inconsistent: {type(error).__name__}: {error}") from None
-        if any(key < 0 and key not in contents._cells for key in keys):
+        if any(key < 0 and key not in contents.cells for key in keys):
             raise StateError("the state lacks the content of a token")
         return contents
 
@@ -329,7 +346,7 @@ class Contents:
         -1 if there is none.
         """
         if before and is_positioned(before[-1]):
-            return _three(self._cells[before[-1]].position or (0,))
+            return _three(self.cells[before[-1]].position or (0,))
         return (self.next_position(before) - 1,) * 3
 
 

@@ -1,7 +1,4 @@
-"""Model files.
-
-GGUF in the core, other formats through loaders that plugins register.
-"""
+"""Model files: GGUF, and formats of loaders that plugins register."""
 
 from __future__ import annotations
 
@@ -143,10 +140,7 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
 
 
 def _matches(loader: Loader, path: Path) -> bool:
-    """True if a loader claims a file.
-
-    Errors are logged and count as False.
-    """
+    """True if a loader claims a file; errors are logged."""
     try:
         return loader.matches(path)
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
-from llamacli.engine import Engine, Program, QuantMode, default_engine, jit_disabled
+from llamacli.engine import Engine, LoadMode, Program, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.packed_copies import copy_key
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
+
+_READ_LATER = ("general.", "tokenizer.chat_template")
+"""Keys that are read when they are needed, after the model is loaded."""
 
 
 class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
@@ -343,6 +347,8 @@ def load_model(
     transform: Callable[[Graph], Graph] | None = None,
     lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     lora_scale: float | Sequence[float] = 1.0,
+    load: str | LoadMode = LoadMode.AUTO,
+    overrides: Mapping[str, str | bool | int | float] | None = None,
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
@@ -353,19 +359,27 @@ def load_model(
     before it is compiled; what that outputs takes the place of logits. Without `engine` and `transform`, loading a GGUF
     file that is loaded already, with the same `mode` and `threads`, shares its weights; each model is closed by itself.
     `lora_path` is a LoRA adapter or several, which all sessions get unless they are created with others; `lora_scale`
-    is the scale of all, or of each.
+    is the scale of all, or of each. `load` is where weights lie: "memory", or "map" for a packed copy in the cache
+    folder, which the system reads when it is used; "auto" maps those that do not fit into the free memory.
 
-    Raises ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
-    UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
+    `overrides` replace keys of the file's metadata; `{arch}` in a key stands for `general.architecture`, as in
+    `{arch}.rope.scaling.factor`.
+
+    Raises InvalidRequestError for an override of another type, or of a key that nothing reads, and if the weights fit
+    neither into memory nor on the disk; ModelFormatError if the file is unreadable, malformed or does not fit its
+    architecture, UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
     """
     lora = _lora(lora_path, lora_scale)
     try:
         mode = QuantMode(mode)
     except ValueError:
         raise InvalidRequestError(f"mode {mode!r} is not one of {', '.join(QuantMode)}") from None
+    if load not in tuple(LoadMode):
+        raise InvalidRequestError(f"load {load!r} is not one of {', '.join(LoadMode)}")
     plugins = plugins or installed_plugins()
     file = open_model_file(path, plugins.loaders())
     try:
+        overridden = file.metadata.override(overrides or {})
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
         architecture = _resolve(plugins, file)
@@ -373,7 +387,10 @@ def load_model(
         model_id = identity(file)
         key = (file_key(paths), model_id, mode, threads, jit_disabled(), architecture) if paths else ()
         program = find_program(key)
-        compiler = engine or default_engine(threads, None if program or not key else copy_key(paths, model_id, mode))
+        name = copy_key(paths, model_id, mode) if key and not program else None
+        if load == LoadMode.MAP and not key:
+            raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
+        compiler = engine or default_engine(threads, name, LoadMode(load))
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
@@ -383,6 +400,7 @@ def load_model(
         _check_vocabulary(file, config, tokenizer)
         _check_all_read(file, graph, table.unused)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
+        _expect_read(file.metadata, overridden)
         _warn_of_unread_keys(file.metadata, config.architecture)
 
         def compiled() -> Program:
@@ -401,7 +419,7 @@ def load_model(
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
     if table.has_nextn and any(".nextn." in name for name in shapes):
         model._load_nextn = partial(
-            _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, key
+            _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, key, overrides or {}
         )
     try:
         model._adapters = model.check_adapters([(model.load_adapter(one), scale) for one, scale in lora])
@@ -420,6 +438,7 @@ def _load_nextn(
     table: TensorTable,
     model_id: str,
     key: tuple[Hashable, ...],
+    overrides: Mapping[str, Any],
     program: Program,
 ) -> Program:
     """Compile the multi-token-prediction head of a model's file.
@@ -427,6 +446,7 @@ def _load_nextn(
     It shares the weights of the model's program. Models that share the program, by its `key`, share the head.
     """
     with contextlib.closing(open_model_file(path, plugins.loaders())) as file:
+        file.metadata.override(overrides)
         if identity(file) != model_id:
             raise ModelFormatError(f"{path}: the file has changed since the model was loaded")
         with plugin_errors(f"architecture {architecture.name!r}"):
@@ -505,6 +525,15 @@ def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
     unread = [name for name in file.tensors if name not in read]
     if unread:
         raise PluginError(f"{file.path}: the architecture's forward pass leaves out {', '.join(unread)}")
+
+
+def _expect_read(metadata: Metadata, overridden: Sequence[str]) -> None:
+    """Raise InvalidRequestError for an override that nothing reads."""
+    for key in overridden:
+        if key not in metadata.consumed and not key.startswith(_READ_LATER):
+            similar = difflib.get_close_matches(key, metadata.consumed, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            raise InvalidRequestError(f"override of {key}: the model does not read it{hint}")
 
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:

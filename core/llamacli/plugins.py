@@ -25,7 +25,7 @@ import attrs
 import pluggy
 
 from llamacli import hookspecs
-from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, line_of
+from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, reason_of
 from llamacli.util.settings import KERNEL_API
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = "llamacli.architectures"
 GENERAL = "llamacli"
+
+_SLOW_S = 3.0
+"""Seconds to load a plugin that are worth a warning."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,28 +83,14 @@ class Kind:
             raise PluginError(f"it registers {thing!r}: `register` takes {self.type} objects")
 
 
-def _tensor_types() -> dict[Any, Any]:
-    from llamacli.quantization import FORMATS
-
-    return FORMATS
-
-
 def _samplers() -> dict[Any, Any]:
     from llamacli.sampling import BUILT_IN
 
     return {name: kind for kind in BUILT_IN for name in kind.names}
 
 
-def _pre_tokenizers() -> dict[Any, Any]:
-    from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-
-    return PRE_TOKENIZERS
-
-
-def _tokenizers() -> dict[Any, Any]:
-    from llamacli.tokenizer.loading import TOKENIZER_MODELS
-
-    return TOKENIZER_MODELS
+def _table(module: str, name: str) -> Callable[[], dict[Any, Any]]:
+    return lambda: getattr(importlib.import_module(module), name)
 
 
 KINDS = (
@@ -109,7 +98,7 @@ KINDS = (
     Kind("loaders", "register_loaders", "llamacli.loaders", "Loader"),
     Kind(
         "tensor types", "register_quant_formats", "llamacli.quantization", "QuantFormat",
-        lambda fmt: (fmt.type,), _tensor_types,
+        lambda fmt: (fmt.type,), _table("llamacli.quantization", "FORMATS"),
     ),
     Kind("chat formats", "register_chat_formats", "llamacli.chat.formats", "ChatFormat"),
     Kind(
@@ -118,11 +107,11 @@ KINDS = (
     ),
     Kind(
         "pre-tokenizers", "register_pre_tokenizers", "llamacli.tokenizer.added", "NamedPreTokenizer",
-        core=_pre_tokenizers, value=lambda named: named.scheme,
+        core=_table("llamacli.tokenizer.pretokenizers", "PRE_TOKENIZERS"), value=lambda named: named.scheme,
     ),
     Kind(
         "tokenizers", "register_tokenizers", "llamacli.tokenizer.added", "TokenizerModel",
-        core=_tokenizers, value=lambda model: model.make,
+        core=_table("llamacli.tokenizer.loading", "TOKENIZER_MODELS"), value=lambda model: model.make,
     ),
 )  # fmt: skip
 """Kinds of objects that plugins register by hooks named `register_*`."""
@@ -133,10 +122,7 @@ _GENERAL_KINDS = ("loaders", "tensor types", "samplers")
 
 
 class Plugins:
-    """Installed plugins.
-
-    Nothing is imported before it is needed; each module is loaded at most once.
-    """
+    """Installed plugins; a module is loaded once, when it is needed."""
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
@@ -178,16 +164,22 @@ class Plugins:
             raise self._errors[entry.module]
         if self._manager.has_plugin(entry.module):
             return
+        started = time.perf_counter()
         try:
             self._register(entry)
-        except (Exception, SystemExit) as cause:
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"llamacli was interrupted while plugin {_describe(entry)} was loaded")
+            raise
+        except BaseException as cause:
             # An error while one plugin loads must not affect the others.
-            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {_reason(cause)}")
+            error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {reason_of(cause)}")
             error.__cause__ = cause
             self._errors[entry.module] = error
             if self._manager.has_plugin(entry.module):
                 self._manager.unregister(name=entry.module)
             raise error from cause
+        if (seconds := time.perf_counter() - started) > _SLOW_S:
+            warn(f"plugin {_describe(entry)} took {seconds:.1f} seconds to load")
 
     def load_group(self, group: str) -> None:
         """Load all plugins of a group.
@@ -269,7 +261,7 @@ class Plugins:
             try:
                 answers.append((name, self._call(plugin, hook, **arguments)))
             except Exception as error:
-                warn(f"{hook} of plugin {name} failed: {_reason(error)}")
+                warn(f"{hook} of plugin {name} failed: {reason_of(error)}")
         return answers
 
     def infos(self) -> list[PluginInfo]:
@@ -307,7 +299,6 @@ class Plugins:
         ]
 
     def _names(self, module: str) -> dict[str, tuple[str, ...]]:
-        """Names of all that a loaded module brings, by kind."""
         brings = self._brings.get(module, {})
         names = {kind: tuple(str(getattr(thing, "name", thing)) for thing in found) for kind, found in brings.items()}
         return {kind: found for kind, found in names.items() if found}
@@ -348,7 +339,6 @@ class Plugins:
         self._collect(module, entry.module)
 
     def _check_hooks(self, module: ModuleType) -> None:
-        """Raise PluginError for a hook that does not exist."""
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
@@ -357,10 +347,7 @@ class Plugins:
             raise PluginError(f"{error}{f'; did you mean {similar[0]!r}?' if similar else ''}") from error
 
     def _collect(self, module: ModuleType, name: str) -> None:
-        """Run the registration hooks of one module.
-
-        Keep their results only if all succeed.
-        """
+        """Run the registration hooks of a module; keep results if all succeed."""
         brings: dict[str, list[Any]] = {}
         for kind in KINDS:
             found: list[Any] = []
@@ -386,7 +373,7 @@ class Plugins:
         try:
             answer = caller(**arguments)
         except BaseException as error:
-            print(f"llamacli: {call} raised {_reason(error)}", file=sys.stderr)
+            print(f"llamacli: {call} raised {reason_of(error)}", file=sys.stderr)
             raise
         print(f"llamacli: {call} = {answer!r} in {1e3 * (time.perf_counter() - start):.1f} ms", file=sys.stderr)
         return answer
@@ -427,19 +414,11 @@ def warn(message: str) -> None:
 
 
 def _collector(into: list[Any], kind: Kind) -> Callable[[Any], None]:
-    """Make a `register` function that accepts objects of one kind."""
-
     def register(thing: Any) -> None:
         kind.check(thing)
         into.append(thing)
 
     return register
-
-
-def _reason(cause: BaseException) -> str:
-    """Type and text of an error, with the plugin's file and line."""
-    line = line_of(cause)
-    return f"{type(cause).__name__}: {cause}{f', at {line}' if line else ''}"
 
 
 def _unregistered(name: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 from llamacli.engine.adapters import AdaptersLike
-from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import InvalidRequestError, SessionBusyError, StateError
 from llamacli.generation.costs import StepCost
@@ -69,9 +68,9 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         )
         self.stats = Stats()
         self.stop_string = ""
-        self.drafter: Drafter | None = None
-        self.step_cost = StepCost()
+        self._drafter: Drafter | None = None
         self._speculates: Drafter | None = None
+        self.step_cost = StepCost()
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
         self._generation: object | None = None
@@ -89,6 +88,16 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     def params(self, params: SamplingParams | SamplerChain) -> None:
         self._sampler.use(params)
         self._params = params
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Default proposer of tokens of `generate`, or None; may be set."""
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        self._drafter = drafter
+        self._take_hidden = hidden_taker(self._speculates or drafter)
 
     @property
     def steer(self) -> Callable[[Candidates], None] | None:
@@ -168,14 +177,14 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             return "<Session, closed>"
         return f"<Session, {self.n_past} of {self.n_ctx} tokens, cache {self._cache.kv_type}>"
 
-    @locked
     def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
         """Draw the next token from a copy of `logits`.
 
         Only the random generator changes. Pass the token to `accept`, for penalties and grammars to count it, and to
         `eval`, to continue with it.
         """
-        return self._sampler.sample(self.logits.copy(), self.params if params is None else params)
+        with self.lock:
+            return self._sampler.draw(self.logits, self._params if params is None else params)
 
     @locked
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
@@ -198,7 +207,6 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         """
         return self._sampler.legal(self.logits, self.params if params is None else params)
 
-    @locked
     def accept(self, token: int) -> None:
         """Count a token as generated, for penalties and grammars.
 
@@ -206,9 +214,10 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         vocabulary or the grammar does not allow it.
         """
         n_vocab = self.model.config.n_vocab
-        if not is_integer(token) or not 0 <= token < n_vocab:
+        if (type(token) is not int and not is_integer(token)) or not 0 <= token < n_vocab:
             raise InvalidRequestError(f"token {token!r} is not an id from 0 to {n_vocab - 1}")
-        self._sampler.accept(int(token))
+        with self.lock:
+            self._sampler.accept(int(token))
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of text that is to follow the session's tokens.
@@ -271,14 +280,12 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         params = self.params if params is None else params
         limit = token_limit(max_tokens, self.n_ctx)
         ids = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt)
-        given = ids if isinstance(ids, Inputs) else ids.tolist()
         drafter = self.drafter if speculate is None else speculate
         if drafter is not None:
             drafter.begin(self.model)
         self._sampler.use(params)
-        tokens = generate(self, given, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
         self.stop_string = ""
-        return self._exclusively(tokens, drafter)
+        return generate(self, ids, params, max_tokens=limit, ignore_eos=ignore_eos, speculate=drafter)
 
     @explain_names
     def generate_async(
@@ -298,22 +305,25 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         tokens = self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos, speculate=speculate)
         return in_threads(tokens)
 
-    def _take_hidden(self) -> TakeHidden | None:
-        return hidden_taker(self._speculates or self.drafter)
+    def begin_generation(self, drafter: Drafter | None) -> object:
+        """Begin a generation, the only one until its `end_generation`.
 
-    def _exclusively(self, tokens: Iterator[Token], drafter: Drafter | None) -> Generator[Token, None, None]:
-        """Generated tokens, while no other `generate` of this session may begin."""
-        generation = object()
-        try:
-            with self.lock:
-                if self._generation is not None:
-                    raise SessionBusyError(_BUSY)
-                self._generation, self._speculates = generation, drafter
-            yield from tokens
-        finally:
-            self._drop_ahead()
-            if self._generation is generation:
-                self._generation = self._speculates = None
+        Raises SessionBusyError if one has begun.
+        """
+        with self.lock:
+            if self._generation is not None:
+                raise SessionBusyError(_BUSY)
+            self._generation = generation = object()
+            self._speculates = drafter
+            self._take_hidden = hidden_taker(drafter or self._drafter)
+        return generation
+
+    def end_generation(self, generation: object) -> None:
+        """End a generation, and drop what was evaluated ahead."""
+        self._drop_ahead()
+        if self._generation is generation:
+            self._generation = self._speculates = None
+            self._take_hidden = hidden_taker(self._drafter)
 
     @locked
     def save(self, path: str | os.PathLike[str], **extra: Any) -> int:

@@ -40,7 +40,7 @@ def test_help_has_groups(invoke) -> None:
     headings = re.findall(r"^(\w.*):$", shown, re.M)
     assert headings == [
         "Model and prompt", "Context and length", "Sampling", "Grammar", "Chat", "Speculative decoding", "Output",
-        "Computing", "Other",
+        "Computing", "Model metadata", "Other",
     ]  # fmt: skip
     assert shown.index("Sampling:") < shown.index("--top-k") < shown.index("Grammar:")
     assert "[from 0 to 1]" in shown
@@ -94,7 +94,7 @@ def test_server_takes_them_too(invoke) -> None:
 
 
 def test_options_that_would_change_results_are_errors(run) -> None:
-    assert run("m", "--rope-scale", "2")[0].startswith("--rope-scale is an option of llama.cpp; here: RoPE is that of")
+    assert run("m", "--keep", "2")[0].startswith("--keep is an option of llama.cpp; here: use --context-shift")
     assert run("m", "--image", "x.png")[0].endswith("llama.cpp; here: models read text only, no images and no audio.")
     assert run("m", "--num-ctx", "2")[0] == "--num-ctx is an option of other programs; here: use --ctx-size."
 

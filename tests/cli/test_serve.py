@@ -11,7 +11,9 @@ import math
 import os
 import random
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -288,20 +290,37 @@ def test_log_names_requests_without_texts(server: Program) -> None:
     assert "private" not in "".join(server.lines)
 
 
-def test_draining(start_server: Callable[..., Program]) -> None:
-    """SIGTERM lets running requests end, or cuts them with an error."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_draining(number: int, start_server: Callable[..., Program]) -> None:
+    """Signals let running requests end, or cut them with an error."""
     program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="400")
     assert program.send("/v1/models").status == 401
     client = program.client(api_key="secret")
     short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
     long = client.chat.completions.create(model="demo", messages=HI, stream=True, n=8, extra_body={"ignore_eos": True})
     next(iter(long))
-    program.process.send_signal(signal.SIGTERM)
+    program.process.send_signal(number)
     list(short)
     with pytest.raises(openai.APIError, match="shutting down"):
         list(long)
     client.close()
     assert program.end() == 0, "".join(program.lines)
+
+
+@pytest.mark.slow
+def test_without_free_descriptors_connections_wait(start_server: Callable[..., Program]) -> None:
+    program = start_server("--read-timeout", "3")
+    n_open = len(os.listdir(f"/proc/{program.process.pid}/fd"))
+    resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (n_open + 8, n_open + 8))
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", program.port)))
+        wait_for(lambda: any(" error: " in line for line in program.lines))
+        time.sleep(2.5)
+    (reported,) = [line for line in program.lines if " error: " in line]
+    assert "Traceback" not in "".join(program.lines)
+    assert "no connection can be accepted: Too many open files (see ulimit -n)" in reported
+    assert program.send("/health").status == 200
 
 
 @pytest.mark.slow

@@ -151,6 +151,22 @@ def test_damaged_gguf_files(tmp_path: Path, tensors: dict[str, tuple[int, ...]],
         read_imatrix(path)
 
 
+@pytest.mark.parametrize("value", [5, True, "a.txt", [1, 2]])
+def test_datasets_that_are_no_list_of_strings(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "imatrix.gguf"
+    writer = gguf.GGUFWriter(path, "none")
+    writer.add_type("imatrix")
+    writer.add_key_value("imatrix.datasets", value, gguf.GGUFValueType.get_type(value))
+    writer.add_tensor("w.in_sum2", np.ones((1, 4), np.float32))
+    writer.add_tensor("w.counts", np.ones((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFormatError, match=r"imatrix.gguf: imatrix.datasets is .*, not a list of strings"):
+        read_imatrix(path)
+
+
 def test_existing_file_is_kept(matrix: ImportanceMatrix) -> None:
     matrix.path.write_text("precious")
     with pytest.raises(InvalidRequestError, match="exists"):

@@ -142,6 +142,27 @@ def test_norms_of_an_adapter_are_left_out_with_a_warning(
     np.testing.assert_array_equal(logits(model, [(plain, 1.0)]), logits(model, [(normed, 1.0)]))
 
 
+def test_changes_of_keys_that_layers_share_are_left_out_with_a_warning(
+    load_tiny: LoadTiny, tiny_gguf: TinyGguf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some layers of Gemma 3n use the keys of others."""
+    path = tiny_gguf("gemma3n_shared")
+    with load_tiny("gemma3n_shared") as model:
+        layers = [int(name.split(".")[1]) for name in model._shapes if name.endswith("attn_k.weight")]
+        read = {tensor.name for op in model.program.graph.ops for tensor in op.tensors()}
+        shared = {i for i in layers if f"blk.{i}.attn_k.weight" not in read}
+
+        def adapter(name: str, chosen: set[int]) -> Adapter:
+            names = {f"blk.{i}.attn_k.weight" for i in chosen}
+            return model.load_adapter(write_adapter(tmp_path / name, path, chosen=names.__contains__))
+
+        whole, used = adapter("whole.gguf", {*layers}), adapter("used.gguf", {*layers} - shared)
+        assert f"tensor blk.{min(shared)}.attn_k.weight.lora_a is left out" in caplog.text
+        np.testing.assert_array_equal(logits(model, [(whole, 1.0)]), logits(model, [(used, 1.0)]))
+        with pytest.raises(ModelFormatError, match="changes what the forward pass does not read"):
+            adapter("none.gguf", shared)
+
+
 def test_a_model_and_a_missing_file_are_no_adapters(model: Model, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"general\.type"):
         model.load_adapter(tiny_gguf())

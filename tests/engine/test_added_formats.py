@@ -216,7 +216,7 @@ def test_packing_field_of_eight_bytes_is_refused() -> None:
     from llamacli.kernels.packing_formats import FieldKind
 
     with pytest.raises(ValueError, match="a field is stored in 1, 2 or 4 bytes, not in the 8 of float64"):
-        FieldKind(np.float64, lambda stored: stored, lambda b, address: address)
+        FieldKind(np.float64, lambda b, address: address)
 
 
 def test_broken_packing_leaves_other_kernels_alone(plugins, monkeypatch, caplog) -> None:

@@ -52,8 +52,7 @@ def sequence_of(model: Model, n: int = 256) -> KVSequence:
 
 def rows_of(model: Model, sequence: KVSequence, inputs: Inputs | list[int]) -> np.ndarray:
     """Logits of all tokens that continue a sequence."""
-    given = inputs if isinstance(inputs, Inputs) else np.array(inputs, np.int32)
-    return evaluate(model.program_with, [Chunk(sequence, given, n_last=len(given))])[0]
+    return evaluate(model.program_with, [Chunk(sequence, inputs, n_last=len(inputs))])[0]
 
 
 def both_ways(graph: Graph) -> Graph:
@@ -100,8 +99,8 @@ def test_rest_of_a_span_follows_its_shared_beginning(engine: Engine, load: Load)
 @pytest.mark.parametrize("case", [IMAGE, PHOTO, SPAN], ids=["grid", "embeddings", "span"])
 def test_sequences_of_all_kinds_in_one_batch(case: Any, load: Load) -> None:
     model = load(case.variant)
-    inputs, ids = case.inputs(model.config.n_embd), TOKENS[:20]
-    image, text = rows_of(model, sequence_of(model), inputs), rows_of(model, sequence_of(model), ids.tolist())
+    inputs, ids = case.inputs(model.config.n_embd), TOKENS[:20].tolist()
+    image, text = rows_of(model, sequence_of(model), inputs), rows_of(model, sequence_of(model), ids)
     work = (ids, inputs, ids, inputs)
     chunks = [Chunk(sequence_of(model), one, n_last=len(one)) for one in work]
     for rows, expected in zip(evaluate(model.program_with, chunks), (text, image) * 2, strict=True):

@@ -28,20 +28,20 @@ def test_sequences_of_a_batch_are_independent(engine: Engine) -> None:
     tokens = np.array(TOKENS, np.int32)
     forward, begin = run.program.forward, [tokens[:3], tokens[3:15], tokens[15:16]]
     alone, together = ([span(run.program, len(part), 32) for part in begin] for _ in range(2))
-    expected = [forward(part, [at], all_logits=True) for part, at in zip(begin, alone, strict=True)]
-    actual = forward(np.concatenate(begin), together, all_logits=True)
+    expected = [forward(part, [at], [len(part)]) for part, at in zip(begin, alone, strict=True)]
+    actual = forward(np.concatenate(begin), together, [len(part) for part in begin])
     np.testing.assert_array_equal(actual, np.concatenate(expected))
     following = [Span(at.sequence, at.n, 1) for at in (*alone, *together)]
     for at in following:
         at.sequence.reserve(at.start, 1)
-    expected = [forward(tokens[:1], [at], all_logits=False) for at in following[:3]]
-    actual = forward(np.repeat(tokens[:1], 3), following[3:], all_logits=False)
+    expected = [forward(tokens[:1], [at], [1]) for at in following[:3]]
+    actual = forward(np.repeat(tokens[:1], 3), following[3:], [1] * 3)
     np.testing.assert_array_equal(actual, np.concatenate(expected))
     longer = [Span(at.sequence, at.start + 1, n) for at, n in zip(following, (2, 1, 4, 2, 1, 4), strict=True)]
     for at in longer:
         at.sequence.reserve(at.start, at.n)
-    expected = [forward(tokens[: at.n], [at], all_logits=False) for at in longer[:3]]
-    actual = forward(np.concatenate([tokens[: at.n] for at in longer[3:]]), longer[3:], all_logits=False)
+    expected = [forward(tokens[: at.n], [at], [1]) for at in longer[:3]]
+    actual = forward(np.concatenate([tokens[: at.n] for at in longer[3:]]), longer[3:], [1] * 3)
     np.testing.assert_array_equal(actual, np.concatenate(expected))
 
 
@@ -79,12 +79,12 @@ def test_only_the_last_tokens_logits(engine: Engine) -> None:
     arrays = {f"{name}.weight": random.normal(size=(20, 64)).astype(np.float32) for name in ("token_embd", "output")}
     program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
     tokens, spans = np.array(TOKENS, np.int32), [span(program, len(TOKENS))]
-    whole = program.forward(tokens, spans, all_logits=True)
-    last = program.forward(tokens, spans, all_logits=False)
+    whole = program.forward(tokens, spans, [len(TOKENS)])
+    last = program.forward(tokens, spans, [1])
     assert (whole.shape, last.shape) == ((18, 20), (1, 20))
     np.testing.assert_array_equal(last[0], whole[-1])
     whole[:] = 0
-    assert program.forward(tokens, spans, all_logits=True).any(), "each call returns an array of its own"
+    assert program.forward(tokens, spans, [len(TOKENS)]).any(), "each call returns an array of its own"
 
 
 def test_attention_may_come_last(engine: Engine) -> None:
@@ -96,8 +96,8 @@ def test_attention_may_come_last(engine: Engine) -> None:
     arrays = {"token_embd.weight": random.normal(0, 1, (N_VOCAB, 32)).astype(np.float32)}
     program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
     tokens = np.array(TOKENS, np.int32)
-    whole = program.forward(tokens, [span(program, len(tokens))], all_logits=True)
-    last = program.forward(tokens, [span(program, len(tokens))], all_logits=False)
+    whole = program.forward(tokens, [span(program, len(tokens))], [len(tokens)])
+    last = program.forward(tokens, [span(program, len(tokens))], [1])
     np.testing.assert_array_equal(last, whole[-1:])
 
 
@@ -119,13 +119,13 @@ def test_chosen_rows_equal_those_of_a_whole_evaluation(n_last: tuple[int, ...], 
     def spans() -> list[Span]:
         return [span(run.program, n, 32) for n in lengths]
 
-    whole = run.program.forward(tokens, spans(), all_logits=True, hidden=hidden)
+    whole = run.program.forward(tokens, spans(), lengths, hidden=hidden)
     ends = np.cumsum(lengths)
     wanted = [row for end, n in zip(ends, n_last, strict=True) for row in range(end - n, end)]
-    chosen = run.program.forward(tokens, spans(), n_last=n_last, hidden=hidden)
+    chosen = run.program.forward(tokens, spans(), n_last, hidden=hidden)
     assert whole.shape == (16, WIDTH if hidden else run.logits.shape[1])
     np.testing.assert_array_equal(chosen, whole[wanted])
-    np.testing.assert_array_equal(run.program.forward(tokens, spans(), all_logits=True, hidden=hidden), whole)
+    np.testing.assert_array_equal(run.program.forward(tokens, spans(), lengths, hidden=hidden), whole)
     logits, states = run.program.forward_with_hidden(tokens, spans(), n_last)
     if hidden:
         np.testing.assert_array_equal(states, whole)
@@ -144,11 +144,11 @@ def test_a_program_is_extended_by_another_graph_of_the_file(engine: Engine, tmp_
     tokens = np.array(TOKENS, np.int32)
     for mode in QuantMode:
         program = engine.compile(first, ArrayFile(tmp_path, Metadata({}), arrays), mode)
-        before = program.forward(tokens, [span(program, len(tokens))], all_logits=True)
+        before = program.forward(tokens, [span(program, len(tokens))], [len(tokens)])
         file = ArrayFile(tmp_path, Metadata({}), arrays)
         extended = program.extended(second, file)
         file.close()
         alone = engine.compile(second, ArrayFile(tmp_path, Metadata({}), arrays), mode)
-        found, expected = (one.forward(tokens, [span(one, len(tokens))], all_logits=True) for one in (extended, alone))
+        found, expected = (one.forward(tokens, [span(one, len(tokens))], [len(tokens)]) for one in (extended, alone))
         np.testing.assert_array_equal(found, expected)
-        np.testing.assert_array_equal(program.forward(tokens, [span(program, len(tokens))], all_logits=True), before)
+        np.testing.assert_array_equal(program.forward(tokens, [span(program, len(tokens))], [len(tokens)]), before)

@@ -60,7 +60,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 def hidden_states(model: Model, tokens: Sequence[int]) -> np.ndarray:
     """Hidden states of a text, float32 [n, n_embd]."""
     sequence = KVSequence(model.kv_pool(), len(tokens))
-    chunk = Chunk(sequence, np.array(tokens, np.int32), n_last=len(tokens))
+    chunk = Chunk(sequence, list(tokens), n_last=len(tokens))
     return evaluate(model.program_with, [chunk], hidden=True)[0]
 
 
@@ -73,7 +73,7 @@ def head_logits(model: Model, tokens: Sequence[int], states: np.ndarray) -> np.n
     """Logits of the head after each token of a text."""
     program = model.nextn_program()
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), len(tokens))
-    chunk = Chunk(sequence, np.array(tokens, np.int32), n_last=len(tokens), hidden_in=before(states))
+    chunk = Chunk(sequence, list(tokens), n_last=len(tokens), hidden_in=before(states))
     return evaluate(lambda _: program, [chunk])[0]
 
 

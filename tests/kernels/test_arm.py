@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from llvmlite import binding
 
 from arm import ArmFunction, HostFunction, machine
 from llamacli.errors import InvalidRequestError
-from llamacli.kernels import ir, isa, register_tiles
+from llamacli.kernels import ir, isa, jit, register_tiles
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS, START
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking
@@ -68,10 +69,52 @@ def test_arm_features_are_empty_on_x86(monkeypatch):
 
 @pytest.mark.parametrize("name", isa.ARM)
 def test_arm_instruction_set_is_refused_on_x86(monkeypatch, name):
-    monkeypatch.setattr(isa, "features", lambda: frozenset({"avx2", "fma", "f16c"}))
+    monkeypatch.setattr(isa, "features", lambda: isa._NEEDS["avx2"])
     monkeypatch.setenv(isa.VARIABLE, name)
     with pytest.raises(InvalidRequestError, match=f"LLAMACLI_ISA = '{name}', but this CPU runs only generic, avx2"):
         isa.isa.__wrapped__()
+
+
+SUM = """
+define void @sum(ptr %x) {
+  %a = load <16 x float>, ptr %x
+  %b = fadd <16 x float> %a, %a
+  store <16 x float> %b, ptr %x
+  ret void
+}
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("name", "registers", "others"),
+    [
+        ("avx2", "ymm", ("zmm", "ymm16")), ("avxvnni", "ymm", ("zmm", "ymm16")), ("avx512", "zmm", ("v0",)),
+        ("avx512bf16", "zmm", ("v0",)), ("amx", "zmm", ("v0",)), ("neon", "v0", ("ymm",)), ("i8mm", "v0", ("ymm",)),
+    ],
+)  # fmt: skip
+def test_code_is_for_an_instruction_set_and_not_for_this_cpu(monkeypatch, name, registers, others):
+    monkeypatch.setattr(isa, "isa", lambda: name)
+    assembly = isa.target_machine().emit_assembly(binding.parse_assembly(SUM))
+    assert registers in assembly
+    assert not [other for other in others if other in assembly]
+
+
+def test_fingerprint_names_the_instruction_set_and_not_the_cpu(monkeypatch):
+    def of(name, cpu="znver3", flags="+avx2", triple="x86_64-unknown-linux-gnu"):
+        for module in (isa, jit):
+            monkeypatch.setattr(module, "isa", lambda: name)
+        monkeypatch.setattr(isa, "host", lambda: (triple, cpu, flags))
+        return jit.fingerprint.__wrapped__()
+
+    names = [name for name in isa.ISAS if name != "generic"]
+    assert len({of(name) for name in names}) == len(names)
+    for name in names:
+        assert of(name) == of(name, "skylake", "+avx2,+sgx") == of(name, triple="x86_64-conda-linux-gnu")
+    assert of("generic") != of("generic", "skylake"), "it is compiled for the CPU at hand"
+    before = of("avx2")
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    assert of("avx2") != before
 
 
 # --- operations ------------------------------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from llamacli.kernels.attention import ATTENTION, STORE, attention, latent_attention, scratch_bytes, store_kv
 from llamacli.kernels.layout import ROW
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
 from llamacli.kv.layout import KVSpec
 from llamacli.ops.attention import alibi_slopes
 from llamacli.testing import formulas
-from llamacli.testing.kernels import run_kernel
 from llamacli.util.memory import view
 from suite import examples, pairwise
 

@@ -16,7 +16,7 @@ from llamacli.testing import guarded
 guarded.install({side!r})
 from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.kernels.team import Team
-from llamacli.testing.kernels import run_kernel
+from llamacli.kernels.team import run_kernel
 a = np.ones((5, 64), np.float32)
 out = np.zeros_like(a)
 rows = dict(n_rows={rows[1]}, first_row={rows[0]})

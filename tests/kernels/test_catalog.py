@@ -2,18 +2,22 @@
 
 import ast
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import llamacli.kernels.catalog as catalog_module
+from conftest import TinyGguf, first_variants
+from llamacli import load_model
 from llamacli.engine.catalog import _steps_of, catalog
 from llamacli.engine.examples import op_classes
-from llamacli.kernels.jit import Kernel
+from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.team import Team
-from llamacli.kv import KV_TYPES, KVType
+from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 from paths import is_of_this_project
 from random_graphs import MAKERS, random_example
+from tiny_variants import ENCODERS, VARIANTS
 
 SOURCES = sorted(Path(catalog_module.__file__).parent.glob("*.py"))
 
@@ -30,7 +34,7 @@ def made() -> set[str]:
 
 
 def test_every_maker_of_kernels_is_in_it() -> None:
-    of_ops = {"lanewise", "linear_state", "state_kernel"}  # made for ops, which give examples of themselves
+    of_ops = {"lanewise", "state_kernel"}  # made for ops, which give examples of themselves
     assert {make.__name__ for make, _ in catalog_module._FAMILIES} | of_ops == made()
 
 
@@ -48,23 +52,23 @@ TESTS = Path(__file__).parents[1]
 
 RANDOM = {
     "pack_kernel": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
+    "embedding": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
     "linear": "kernels/test_linear.py::test_products_of_random_shapes_strides_and_groups",
     "round_activations": "kernels/test_linear.py::test_activations_of_random_shapes_and_strides",
     "store_kv": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "latent_attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
+    "linear_state": "ops/test_random_shapes.py::test_kernels_compute_what_numpy_does",
     "encode_scaled": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
     "encode_shifted": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
     "encode_groups": "kernels/test_codebook_encoding.py::test_finite_numbers_stay_finite",
     "kth_largest": "kernels/test_sampling_kernels.py::test_kth_largest",
-    "keep_from": "kernels/test_sampling_kernels.py::test_keep_from",
+    "apply_steps": "kernels/test_sampling_kernels.py::test_keep_from",
     "keep_where": "kernels/test_sampling_kernels.py::test_keep_where",
     "sort_falling": "kernels/test_sampling_kernels.py::test_falling_order",
     "log_sum_exp": "kernels/test_sampling_kernels.py::test_exponentials",
     "softmax": "kernels/test_sampling_kernels.py::test_exponentials",
-    "running_sums": "kernels/test_sampling_kernels.py::test_exponentials",
     "entropy": "kernels/test_sampling_kernels.py::test_exponentials",
-    "deviation": "kernels/test_sampling_kernels.py::test_deviation",
     "repeat_lengths": "kernels/test_sampling_kernels.py::test_repeat_lengths",
     "fill_slots": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
     "join_merges": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
@@ -88,7 +92,9 @@ def of_ops() -> set[str]:
     for maker in MAKERS:
         for seed in range(4):
             for step in _steps_of(random_example(maker, random.Random(seed).randint), team):
-                kernels = [step.kernel] if isinstance(step.kernel, Kernel | None) else map(step.kernel, CACHES)
+                kernels = (
+                    [step.kernel] if isinstance(step.kernel, Kernel | None) else map(step.kernel, catalog_module.CACHES)
+                )
                 names |= {kernel.name for kernel in kernels if kernel}
     return names
 
@@ -96,9 +102,6 @@ def of_ops() -> set[str]:
 def plain(name: str) -> str:
     """Name of a tokenizer function in its module."""
     return name.removeprefix("tokenizer_")
-
-
-CACHES = [KVType(name, name) for name in KV_TYPES]
 
 
 def test_every_kernel_is_compared_on_random_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +127,37 @@ def test_comparisons_are_by_hypothesis(test: str) -> None:
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]  # fmt: skip
     assert any(ast.unparse(decorator).startswith("given(") for decorator in found.decorator_list)
+
+
+def check_listed(names: Iterable[str], tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load tiny models, and evaluate a token of those that have logits."""
+    used, compile_one = dict[str, str](), Compiled.compile
+
+    def compile_noted(kernel: Compiled) -> int:
+        used.setdefault(kernel.name, name)
+        return compile_one(kernel)
+
+    for group in (GENERAL, ARCHITECTURES):
+        plugins.load_group(group)
+    monkeypatch.setattr(Compiled, "compile", compile_noted)
+    for name in sorted(names):
+        with load_model(tiny_gguf(name), plugins=plugins) as model:
+            if name in VARIANTS:
+                with model.create_session(n_ctx=16) as session:
+                    session.eval([1])
+    listed = {kernel.name for kernel in catalog()}
+    assert len(used) > 20
+    assert {name: variant for name, variant in used.items() if name not in listed} == {}
+
+
+@pytest.mark.medium
+def test_kernels_of_every_architecture_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
+    check_listed(first_variants(VARIANTS | ENCODERS), tiny_gguf, plugins, monkeypatch)
+
+
+@pytest.mark.slow
+def test_kernels_of_every_tiny_model_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
+    check_listed(VARIANTS | ENCODERS, tiny_gguf, plugins, monkeypatch)
 
 
 def test_names_are_unique() -> None:

@@ -29,9 +29,8 @@ from llamacli.kernels.layout import ACTIVATION, START
 from llamacli.kernels.linear import LINEAR, linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import FORMATS
-from llamacli.testing.kernels import run_kernel
 
 PACKING = example_formats.packing_q3()
 FORMAT = example_formats.FORMATS[0]
@@ -262,6 +261,36 @@ def test_a_plugins_kernel_is_warmed_up_under_its_digest() -> None:
     name = l2_norm_kernel().name
     assert re.fullmatch(r"l2_norm_[0-9a-f]{16}", name)
     assert name in {kernel.name for kernel in catalog()}
+
+
+ASSERTS = """
+def double(args, run, thread, n_threads):
+    assert args
+"""
+
+
+@pytest.mark.medium
+def test_bytecode_does_not_count(tmp_path: Path) -> None:
+    """Without assertions it is another, as with another version of Python."""
+    (tmp_path / "llamacli_asserts.py").write_text(ASSERTS)
+    code = "from llamacli.kernels.digest import function_digest as d; import llamacli_asserts as a; print(d(a.double))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    runs = [
+        subprocess.run([sys.executable, *flags, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+        for flags in ((), ("-O",))
+    ]
+    assert runs[0] == runs[1] != "\n"
+
+
+def test_bytecode_counts_where_a_file_has_changed(decoder) -> None:
+    """The file has other code than is loaded."""
+    decode = decoder()
+    before = of(decode)
+    path = Path(decode.__code__.co_filename)
+    path.write_text(path.read_text().replace("step * j", "step * (7 - j)"))
+    digest._file.cache_clear()
+    assert of(decode) != before
+    digest._file.cache_clear()
 
 
 GONE = """

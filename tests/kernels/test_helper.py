@@ -52,7 +52,7 @@ def test_program_is_started_where_no_kernel_is_cached(folder, starts) -> None:
     helper.start_helper()
     assert starts == [[sys.executable, "-m", "llamacli.kernels.helper"]]
     folder.mkdir(parents=True)
-    (folder / "keep_from-of-older-sources.kernel").touch()
+    (folder / "apply_steps-of-older-sources.kernel").touch()
     helper.start_helper()
     assert len(starts) == 2
     (folder / helper.common_kernels()[0].file_name).touch()

@@ -13,15 +13,15 @@ import gguf
 from example_formats import Added
 from gguf import GGMLQuantizationType
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
+from llamacli.kernels.embedding import look_up
 from llamacli.kernels.layout import ACTIVATION, BLOCK_BYTES, FLOAT_FORMS, INTEGER_FORMS, LINEAR, PAIR_FORMS, START
 from llamacli.kernels.linear import linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packing_of, packings
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import FORMATS, TensorType, block_size, dequantize, nbytes, type_size
 from llamacli.testing import formulas
-from llamacli.testing.kernels import run_kernel
 from suite import examples
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
@@ -98,9 +98,9 @@ def test_unpacked_weights_equal_dequantized(team, kind, n_rows):
     raw, values = random_rows(kind, n_rows, 512, seed=1)
     packed = packed_rows(team, kind, raw, 512)
     rows = np.array([0, n_rows - 1, 17, 17, 3])
-    np.testing.assert_array_equal(packing_of(kind).unpack(packed, rows).view(np.uint32), values[rows].view(np.uint32))
+    np.testing.assert_array_equal(look_up(team, kind, packed, rows).view(np.uint32), values[rows].view(np.uint32))
     if n_rows % ROWS:
-        assert not packing_of(kind).unpack(packed, np.arange(n_rows, len(packed) * ROWS)).any()
+        assert not look_up(team, kind, packed, np.arange(n_rows, len(packed) * ROWS)).any()
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
@@ -108,7 +108,7 @@ def test_float_weights_of_any_width(team, kind):
     raw, values = random_rows(kind, 16, 32, seed=4)
     size = raw.shape[1] // 32
     packed = packed_rows(team, kind, raw[:, : 10 * size], 10)
-    unpacked = packing_of(kind).unpack(packed, np.arange(16))
+    unpacked = look_up(team, kind, packed, np.arange(16))
     np.testing.assert_array_equal(unpacked[:, :10], values[:, :10])
     assert not unpacked[:, 10:].any()
 
@@ -192,7 +192,7 @@ def test_every_scale_of_mxfp4(team):
     raw[:, 0] = np.arange(253)
     values = gguf.quants.dequantize(raw, GGMLQuantizationType.MXFP4)
     packed = packed_rows(team, TensorType.MXFP4, raw, 32)
-    unpacked = packing_of(TensorType.MXFP4).unpack(packed, np.arange(253))
+    unpacked = look_up(team, TensorType.MXFP4, packed, np.arange(253))
     np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
     x = np.random.default_rng(9).normal(0, 1e6, (5, 32)).astype(np.float32)
     result, used = multiply(team, TensorType.MXFP4, raw[:220], 220, x)
@@ -204,7 +204,7 @@ def test_every_scale_of_nvfp4(team):
     raw[:, :4] = np.arange(256)[:, None] ^ [[0, 1, 127, 255]]
     values = gguf.quants.dequantize(raw, GGMLQuantizationType.NVFP4)
     packed = packed_rows(team, TensorType.NVFP4, raw, 64)
-    unpacked = packing_of(TensorType.NVFP4).unpack(packed, np.arange(256))
+    unpacked = look_up(team, TensorType.NVFP4, packed, np.arange(256))
     np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
     x = np.random.default_rng(9).normal(size=(5, 64)).astype(np.float32)
     result, used = multiply(team, TensorType.NVFP4, raw, 256, x)
@@ -218,7 +218,7 @@ def test_every_index_of_a_grid(team, kind):
     """Random bytes of so many rows have each index."""
     raw, values = random_rows(TensorType[kind], 1040, 256, seed=5)
     packed = packed_rows(team, TensorType[kind], raw, 256)
-    unpacked = packing_of(TensorType[kind]).unpack(packed, np.arange(1040))
+    unpacked = look_up(team, TensorType[kind], packed, np.arange(1040))
     np.testing.assert_array_equal(unpacked.view(np.uint32), values.view(np.uint32))
 
 
@@ -349,13 +349,10 @@ def test_packed_rows_of_random_shapes(team, kind, data):
     raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
     if data.draw(st.booleans()):
         raw[random.random(raw.shape) < 0.7] = data.draw(st.sampled_from([0, 0x7C, 0x7F, 0xFF]))
-    packing, packed = (
-        packing_of(kind),
-        np.full((-(-n_rows // ROWS), n_columns // block, packing_of(kind).n_bytes), 99, np.uint8),
-    )
+    packed = np.full((-(-n_rows // ROWS), n_columns // block, packing_of(kind).n_bytes), 99, np.uint8)
     is_finite = pack(team, kind, raw, packed, n_columns)
     with np.errstate(all="ignore"):
-        values, unpacked = dequantize(raw, kind), packing.unpack(packed, np.arange(len(packed) * ROWS))
+        values, unpacked = dequantize(raw, kind), look_up(team, kind, packed, np.arange(len(packed) * ROWS))
     if kind not in (TensorType.MXFP4, TensorType.Q8_K):  # whose scales reach 2^127
         assert np.isfinite(values).all() or not is_finite
     np.testing.assert_array_equal(unpacked[:n_rows], values)

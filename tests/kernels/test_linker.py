@@ -121,18 +121,16 @@ def test_code_from_the_cache_does_what_compiled_code_does(program: str, tmp_path
             assert "RuntimeError: the compiled function divided raised an exception" in done.stderr
 
 
-def test_kernels_of_a_run_need_nothing_of_numba() -> None:
+def test_no_kernel_needs_anything_of_numba() -> None:
     """Only functions of the system, and one that the linker registers."""
     folder = jit.cache_directory()
     needs = {}
     for path in (folder / kernel.file_name for kernel in catalog()):
         head = path.read_bytes()[32:].partition(b"\n")[0] if path.exists() else b"[0, []]"
         needs[path.stem] = set(json.loads(head)[1] or ())
-    allocating = ("encode_", "tokenizer_encode_unigram")  # quantizers, and a tokenizer
     foreign = {
         name: sorted(found)
         for name, symbols in needs.items()
         if (found := {symbol for symbol in symbols if symbol.startswith(("numba_", "NRT_", "Py"))})
-        and not name.startswith(allocating)
     }
     assert foreign == {}

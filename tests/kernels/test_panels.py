@@ -9,10 +9,9 @@ from llamacli.kernels.layout import LINEAR
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.register_tiles import tile_of
 from llamacli.kernels.registry import packings_for
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import TensorType
 from llamacli.testing import formulas
-from llamacli.testing.kernels import run_kernel
 
 
 @pytest.mark.slow

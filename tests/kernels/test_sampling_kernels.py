@@ -23,14 +23,73 @@ def test_kth_largest(x: np.ndarray, k: int) -> None:
     assert kernels.kth_largest(x, np.empty(k, np.float32)) == np.sort(x)[-k]
 
 
+def applied(x: np.ndarray, *pairs: tuple[int, float], uniform: float = 0.5, kept: bool = False) -> tuple:
+    """Ids and logits that steps leave, and the index drawn."""
+    n, numbers = len(x), np.zeros(kernels.STEPS + 2 * len(pairs))
+    numbers[: kernels.STEPS] = n, kept, uniform, len(pairs)
+    numbers[kernels.STEPS :] = np.ravel(pairs)
+    ids, kept_logits, kept_ids = np.arange(n, dtype=np.int32), np.empty_like(x), np.empty(n, np.int32)
+    if kept:
+        kept_logits[:], kept_ids[:] = x, ids
+    kernels.apply_steps(
+        numbers, x.copy() if kept else x, ids, kept_logits, kept_ids, kept_logits.view(np.uint32),
+        np.empty(n, np.uint32), np.empty(n, np.float32), np.empty((2, n), np.int32), np.empty(kernels.DIGITS, np.int64),
+        np.empty(n),
+    )  # fmt: skip
+    left = int(numbers[kernels.N])
+    found = (kept_ids, kept_logits) if numbers[kernels.KEPT] else (ids, x)
+    return found[0][:left], found[1][:left], int(numbers[kernels.UNIFORM])
+
+
 @given(ARRAYS, FLOATS, st.booleans())
-def test_keep_from(x: np.ndarray, threshold: float, in_place: bool) -> None:
-    ids = np.arange(len(x), dtype=np.int32)
-    expected = x[x >= np.float32(threshold)], ids[x >= np.float32(threshold)]
-    into = (x, ids) if in_place else (np.empty_like(x), np.empty_like(ids))
-    n = kernels.keep_from(x, ids, np.float32(threshold), *into)
-    np.testing.assert_array_equal(into[0][:n], expected[0])
-    np.testing.assert_array_equal(into[1][:n], expected[1])
+def test_keep_from(x: np.ndarray, threshold: float, kept: bool) -> None:
+    finite = np.clip(threshold, -kernels.LARGEST, kernels.LARGEST)
+    mask = np.full(len(x), True) if threshold == -np.inf else x >= np.float32(finite)
+    ids, logits, _ = applied(x.copy(), (kernels.KEEP_FROM, threshold), kept=kept)
+    np.testing.assert_array_equal(ids, np.flatnonzero(mask))
+    np.testing.assert_array_equal(logits, x[mask])
+
+
+@given(FINITE_ARRAYS, st.integers(1, 9), st.booleans())
+def test_thresholds_between_floats_are_rounded_up(x: np.ndarray, place: int, kept: bool) -> None:
+    threshold = np.float64(x[place % len(x)]) * (1 + 1e-9) + 1e-12
+    ids, _, _ = applied(x.copy(), (kernels.KEEP_FROM, threshold), kept=kept)
+    np.testing.assert_array_equal(ids, np.flatnonzero(x.astype(np.float64) >= threshold))
+
+
+@given(FINITE_ARRAYS, st.integers(1, 8), st.floats(0.01, 0.99), st.booleans())
+def test_nucleus(x: np.ndarray, times: int, p: float, kept: bool) -> None:
+    x = np.round(np.tile(x, times), 1)  # many, some of them equal
+    wide = np.exp(x.astype(np.float64) - x.max())
+    order = np.argsort(-x, kind="stable")
+    sums = np.cumsum(wide[order]) / wide.sum()
+    ids, logits, _ = applied(x.copy(), (kernels.TOP_P, p), kept=kept)
+    assert set(order[: int(np.searchsorted(sums, p - 1e-6))].tolist()) <= set(ids.tolist())
+    assert len(ids) <= np.searchsorted(sums, p + 1e-6) + 1
+    assert set(ids.tolist()) == set(order[: len(ids)].tolist())
+    np.testing.assert_array_equal(logits, x[ids])
+
+
+@given(FINITE_ARRAYS, st.floats(0, 1, exclude_max=True))
+def test_draws_by_running_sums(x: np.ndarray, uniform: float) -> None:
+    sums = np.cumsum(np.exp(x.astype(np.float64) - x.max()))
+    _, _, index = applied(x.copy(), (kernels.DRAW, 0), uniform=uniform)
+    aim = uniform * sums[-1]
+    assert sums[index] >= aim * (1 - 1e-12)
+    assert index == 0 or sums[index - 1] <= aim * (1 + 1e-12)
+
+
+@given(ARRAYS, st.sampled_from([0.0, -1.0, 1e-45, 0.7, 3.0, np.inf]))
+def test_temperature_then_the_largest(x: np.ndarray, temperature: float) -> None:
+    x[x == np.inf] = kernels.LARGEST
+    ids, logits, index = applied(x.copy(), (kernels.TEMPERATURE, temperature), (kernels.GREEDY, 0))
+    with np.errstate(all="ignore"):
+        scaled = x / np.float32(min(temperature, kernels.LARGEST))
+    if len(ids) == len(x) and len(x) > 1:
+        np.testing.assert_array_equal(logits, scaled)
+        assert index == np.argmax(scaled)
+    else:
+        assert (ids[index], logits[index]) == (np.argmax(x), x.max())
 
 
 @given(ARRAYS, st.integers(0, 2**32 - 1), st.booleans())
@@ -60,18 +119,18 @@ def test_exponentials(x: np.ndarray) -> None:
     out = np.empty(len(x))
     kernels.softmax(x, largest, log_total, out)
     np.testing.assert_allclose(out, e / e.sum(), rtol=1e-12)
-    kernels.running_sums(x, largest, out)
-    np.testing.assert_allclose(out, np.cumsum(e), rtol=1e-12)
     p = e / e.sum()
     assert kernels.entropy(x, largest, log_total) == pytest.approx(-np.sum(p * np.log(p)), abs=1e-12)
 
 
-@given(FINITE_ARRAYS, st.booleans())
-def test_deviation(x: np.ndarray, more: bool) -> None:
-    expected = x.std(dtype=np.float64)
+@given(FINITE_ARRAYS, st.booleans(), st.sampled_from([0.5, 1.0, 2.5]))
+def test_deviations(x: np.ndarray, more: bool, n: float) -> None:
+    threshold = x.max() - n * x.std(dtype=np.float64)
     if more:
-        x = np.append(x, np.float32([-np.inf, np.inf]))
-    assert kernels.deviation(x) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        x = np.append(x, np.float32(-np.inf))
+    ids, _, _ = applied(x.copy(), (kernels.DEVIATIONS, n))
+    near = np.abs(x[:300] - threshold) < 1e-5
+    assert set(ids.tolist()) ^ set(np.flatnonzero(x >= threshold).tolist()) <= set(np.flatnonzero(near).tolist())
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))

@@ -23,9 +23,8 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, isa, simd
 from llamacli.kernels.jit import kernel
 from llamacli.kernels.layout import RUN, record
-from llamacli.kernels.team import STEP, VARIABLE, Team, check_threads
+from llamacli.kernels.team import STEP, VARIABLE, Team, check_threads, run_kernel
 from llamacli.ops.columns import COLUMNS, columns_kernel
-from llamacli.testing.kernels import run_kernel
 from llamacli.util.numa import Node
 from llamacli.util.system import usable_cores
 from suite import STRIDE, examples
@@ -177,7 +176,7 @@ class Chain:
 
     def check(self, team: Team) -> None:
         self.numbers[:] = 0
-        team.run(self.table, 0, len(self.table), self.run)
+        team.run(self.table.ctypes.data, 0, len(self.table), self.run.ctypes.data)
         assert (self.numbers == self.expected).all()
 
 

@@ -13,9 +13,8 @@ from llamacli.kernels.linear import linear
 from llamacli.kernels.packing import pack
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packing_of
-from llamacli.kernels.team import Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import TensorType
-from llamacli.testing.kernels import run_kernel
 from suite import examples
 
 has_amx = pytest.mark.skipif(isa.isa() != "amx", reason="the instruction set in use has no tiles")

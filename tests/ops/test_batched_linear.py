@@ -52,7 +52,7 @@ def test_tensor_types(kind: str, tmp_path: Path) -> None:
     x = graph.embed(Param(Tensor("token_embd.weight", shapes["token_embd.weight"])))
     graph.batched_linear(x, Param(Tensor("heads.weight", shapes["heads.weight"])))
     program = default_engine().compile(graph, open_model_file(tmp_path / "m.gguf", []), QuantMode.AUTO)
-    found = program.forward(np.array(TOKENS, np.int32), [span(program, len(TOKENS))], all_logits=True)
+    found = program.forward(np.array(TOKENS, np.int32), [span(program, len(TOKENS))], [len(TOKENS)])
     embeddings, heads = (gguf.quants.dequantize(*tensor).astype(np.float64) for tensor in tensors.values())
     expected = np.einsum("nhi,hoi->nho", embeddings[TOKENS].reshape(len(TOKENS), n_head, n_in), heads)
     assert formulas.nmse(found, expected.reshape(len(TOKENS), -1)) < (1e-12 if kind == "F32" else 1e-4)

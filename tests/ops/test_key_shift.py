@@ -37,7 +37,7 @@ def keys_of(program: Program, tokens: list[int]) -> np.ndarray:
     """The cached keys of layer 0, float32 [n_head_kv, head_dim, n]."""
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32")), 64)
     sequence.reserve(0, len(tokens))
-    program.forward(np.array(tokens, np.int32), [Span(sequence, 0, len(tokens))], all_logits=True)
+    program.forward(np.array(tokens, np.int32), [Span(sequence, 0, len(tokens))], [len(tokens)])
     return sequence.read(0, len(tokens))[0]
 
 

@@ -40,11 +40,11 @@ def test_rows_are_those_given_with_their_spans(mixes: str, engine: Engine) -> No
 
     expected = hidden.copy()
     expected[3:15] = 0
-    logits = run.program.forward(np.array(TOKENS, np.int32), spans(), all_logits=True)
+    logits = run.program.forward(np.array(TOKENS, np.int32), spans(), [one.n for one in spans()])
     assert formulas.nmse(logits, formulas.linear(expected, run["output"])) < 1e-12
     for n_last in ((1, 1, 1), (2, 0, 1), (0, 5, 3), (0, 0, 1)):
         rows = [row for end, n in zip(np.cumsum(lengths), n_last, strict=True) for row in range(end - n, end)]
-        chosen = run.program.forward(np.array(TOKENS, np.int32), spans(), n_last=n_last)
+        chosen = run.program.forward(np.array(TOKENS, np.int32), spans(), n_last)
         np.testing.assert_allclose(chosen, logits[rows], rtol=1e-6)
 
 

@@ -24,12 +24,12 @@ def recurrence(g, param, x: Value) -> Value:
 @pytest.mark.parametrize("start", [0, 1, 4])
 def test_a_batch_of_drafts_alone_keeps_the_state_before_it(build, n_behind: int, start: int, engine: Engine) -> None:
     program = Run(engine, build).program
-    whole = program.forward(TOKENS, [span(program, len(TOKENS))], all_logits=True)
+    whole = program.forward(TOKENS, [span(program, len(TOKENS))], [len(TOKENS)])
     sequence = span(program, len(TOKENS) + 3).sequence
 
     def evaluate(tokens: np.ndarray, at: int, n_drafts: int) -> np.ndarray:
         sequence.reserve(at, len(tokens), n_behind=n_drafts)
-        rows = program.forward(tokens, [Span(sequence, at, len(tokens))], all_logits=True)
+        rows = program.forward(tokens, [Span(sequence, at, len(tokens))], [len(tokens)])
         sequence.commit(tokens.tolist(), n_ahead=n_drafts)
         return rows
 

@@ -276,6 +276,28 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return allowed(grammar, BYTES.n_vocab) >= BYTES.eog_ids
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "not_written"),
+    [
+        (
+            {"type": "string"},
+            [r'"\n\u001f\u007f"', '"ü/"'],
+            [r'"\u00fc"', r'"\u0041"', r'"\/"', r'"\ud83d\ude00"', '"\x7f"'],
+        ),
+        ({"enum": ["ü"]}, ['"ü"'], [r'"\u00fc"']),
+        ({"type": "number"}, ["-0", "-0.0", "1e0", "1E+5", "5.0"], ["05"]),
+        ({"type": "number", "minimum": -5}, ["1.50", "5.0"], ["-0", "-0.0", "1e0"]),
+        ({"type": "integer"}, ["5", "-0"], ["5.0", "5e0"]),
+        ({"const": 1}, ["1"], ["1.0"]),
+    ],
+)
+def test_spellings_of_json_values(schema: dict[str, Any], written: list[str], not_written: list[str]) -> None:
+    """Spellings that docs/sampling.md lists."""
+    grammar = Grammar.from_json_schema(json.dumps(schema), BYTES)
+    assert [text for text in written if not accepts(grammar.clone(), text)] == []
+    assert [text for text in not_written if accepts(grammar.clone(), text)] == []
+
+
 NAMED = tokenizer_from_metadata(
     byte_level([], {END: CONTROL, "<a>": CONTROL, "<b>": CONTROL, "<end_of_turn>": CONTROL}, eos_token_id=256)
 )

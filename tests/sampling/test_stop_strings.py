@@ -10,7 +10,7 @@ def matched(pieces: list[str], *stops: str) -> tuple[str, str]:
     stop, text = StopStrings(stops), ""
     for piece in pieces:
         text += stop.feed(piece)
-        if stop.stopped:
+        if stop.found:
             return text, stop.found
     return text + stop.flush(), ""
 
@@ -41,4 +41,4 @@ def test_only_possible_beginnings_are_held_back() -> None:
     assert stop.feed("Bye.") == "\nBye."
     assert stop.feed("\n\nUse") == ""
     assert stop.feed("d") == "\n\nUsed"
-    assert not stop.stopped
+    assert not stop.found

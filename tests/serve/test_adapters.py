@@ -12,7 +12,7 @@ import pytest
 from adapters import write_adapter
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, Model, SamplingParams, load_model
-from llamacli.engine import default_engine
+from llamacli.engine import compiled_model, default_engine
 from llamacli.engine.adapters import Adapter
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
@@ -73,6 +73,14 @@ def test_requests_with_different_adapters_are_as_alone(model: Model, adapters: l
     texts = {i: together[f"{i}-0"] for i in range(len(SCALES))}
     assert texts[0] == texts[4]
     assert all(texts[i] != texts[j] for i in range(4) for j in range(i))
+
+
+def test_no_step_compiles_for_a_scale(model: Model, adapters: list[Adapter], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [request(str(i), ((0, 0.5 + i / 100), (1, -0.25))[: 1 + i % 2], 8) for i in range(20)]
+    expected = run(model, adapters, wanted)
+    monkeypatch.setattr(compiled_model, "adapted_program", lambda *_: pytest.fail("a step compiles a program"))
+    assert run(model, adapters, wanted, max_running=32) == expected
+    assert len({repr(expected[one.id]) for one in wanted}) == len(wanted)
 
 
 def test_prefixes_are_cached_by_adapters(model: Model, adapters: list[Adapter]) -> None:

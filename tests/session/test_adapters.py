@@ -19,9 +19,9 @@ from llamacli.plugins import Plugins
 PROMPT = [5, 9, 33, 64, 2, 7, 7, 81, 14, 3, 90, 11, 56, 23, 42, 100, 8, 17, 29]
 
 
-@pytest.fixture(scope="module", params=["gqa", "lfm2", "gemma2"])
+@pytest.fixture(scope="module", params=["gqa", "lfm2", "gemma2", "qwen3moe"])
 def model(request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins) -> Iterator[Model]:
-    """Models with full attention, recurrent states and sliding windows."""
+    """Models with full attention, recurrent states, sliding windows and experts."""
     with load_model(tiny_gguf(request.param), "fp32", plugins=plugins, engine=default_engine()) as model:
         yield model
 
@@ -54,6 +54,12 @@ def test_sessions_of_a_batch_are_as_alone(model: Model, adapter: Adapter) -> Non
         np.testing.assert_array_equal(session.logits, alone(model, scale, adapter, PROMPT[: 10 + i]))
         session.close()
     assert not np.array_equal(alone(model, 0.0, adapter), alone(model, 1.0, adapter))
+
+
+def test_one_program_serves_all_scales(model: Model, adapter: Adapter) -> None:
+    programs = {model.program_with(((adapter, scale),)) for scale in (0.25, 1.0, -3.0)}
+    assert len(programs) == 1
+    assert programs != {model.program}
 
 
 def test_prefixes_are_shared_by_equal_adapters_only(model: Model, adapter: Adapter) -> None:

@@ -19,7 +19,7 @@ from llamacli import (
     StateError,
     eval_batch,
 )
-from llamacli.inputs import Inputs
+from llamacli.inputs import Inputs, is_positioned
 
 BEFORE, AFTER = [5, 6, 7], [8, 9, 10, 11]
 N = 6
@@ -211,3 +211,31 @@ def test_completions_of_embeddings(load_tiny: LoadTiny) -> None:
     assert result["usage"]["prompt_tokens"] == N
     with pytest.raises(InvalidRequestError, match="echo and suffix need a prompt of text or token ids"):
         model.create_completion(prompt, echo=True)
+
+
+def test_positions_of_decode_steps_look_back_once(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the keys that each step after an image looks at."""
+    model, looked_at = load_tiny("qwen2vl"), list[int]()
+
+    def counted(key: int) -> bool:
+        looked_at.append(key)
+        return is_positioned(key)
+
+    monkeypatch.setattr("llamacli.inputs.is_positioned", counted)
+    with model.create_session() as session, model.create_session() as other:
+        for text in (session, other):
+            text.eval(BEFORE)
+            text.eval(placed(model))
+        session.eval(AFTER * 4)
+        looked_at.clear()
+        for token in AFTER * 4:
+            session.eval([token])
+        assert len(looked_at) < 6 * len(AFTER) + session.n_past
+        session.rewind(session.n_past - 4 * len(AFTER) - 2)
+        session.eval([9])
+        session.rewind(len(BEFORE) + N)
+        for token in AFTER:
+            session.eval([token])
+        other.eval(AFTER)
+        np.testing.assert_array_equal(session.logits, other.logits)
+        assert session.pos_max == other.pos_max

@@ -63,14 +63,13 @@ class FakeProgram:
         self,
         tokens: np.ndarray,
         spans: Sequence[Span],
+        n_last: Sequence[int],
         *,
-        all_logits: bool = False,
-        n_last: Sequence[int] | None = None,
         hidden: bool = False,
     ) -> np.ndarray:
         if POISON in tokens:
             raise RuntimeError("poisoned")
-        wanted = {int(row) for row in wanted_rows(spans, all_logits, n_last)}
+        wanted = {int(row) for row in wanted_rows(spans, n_last)}
         self.calls.append([span.n for span in spans])
         self.clock.now += self.base + self.per_row * len(tokens)
         rows, first = [], 0

@@ -355,10 +355,10 @@ def _short_conv_of_numbers(d: Draft) -> None:
     d.graph.short_conv(d.x(d.width()), d.pick((1.0, -1.0), (1.0, 0.0), (0.5, 0.0, 2.0)))
 
 
-def _linear_state(make: Callable[[Draft, "_Heads"], object], *, n_vectors: int = 2, one: bool = False) -> Maker:
+def _linear_state(make: Callable[[Draft, "_Heads"], object], *, one: bool = False) -> Maker:
     def record(d: Draft) -> None:
         n_head = 1 if one else d.choose(1, 4)
-        d_v = 16 * n_vectors * d.pick(1, 1, 2 if n_vectors > 2 else 1)
+        d_v = 16 * d.choose(1, 6)
         make(d, _Heads(d, n_head, 1 if n_head == 1 else d.pick(1, n_head), d.choose(1, 20), d_v))
 
     return record
@@ -394,16 +394,15 @@ class _Heads:
 
 _simple(
     "LinearState",
-    heads=_linear_state(lambda d, h: h.record(h.gates(h.n), scale=0.5), n_vectors=1),
-    wide=_linear_state(lambda d, h: h.record(h.gates(h.n))),
-    delta=_linear_state(lambda d, h: h.record(h.gates(h.n), beta=h.gates(h.n)), n_vectors=1),
-    keys=_linear_state(lambda d, h: h.record(h.gates(h.n * h.d_k), beta=h.gates(h.n)), n_vectors=1),
+    heads=_linear_state(lambda d, h: h.record(h.gates(h.n), scale=0.5)),
+    delta=_linear_state(lambda d, h: h.record(h.gates(h.n), beta=h.gates(h.n))),
+    keys=_linear_state(lambda d, h: h.record(h.gates(h.n * h.d_k), beta=h.gates(h.n))),
     low_rank=_linear_state(
-        lambda d, h: h.record(h.gates(h.n * h.d_k), a=h.rows(h.n * h.d_k), b=h.rows(h.n * h.d_k)), n_vectors=1
+        lambda d, h: h.record(h.gates(h.n * h.d_k), a=h.rows(h.n * h.d_k), b=h.rows(h.n * h.d_k))
     ),
-    bonus=_linear_state(lambda d, h: h.record(h.gates(h.n * h.d_k), bonus=d.param(h.n, h.d_k)), n_vectors=1),
+    bonus=_linear_state(lambda d, h: h.record(h.gates(h.n * h.d_k), bonus=d.param(h.n, h.d_k))),
     rates=_linear_state(
-        lambda d, h: h.record(h.gates(h.d_v), rates=_falling(d, h.d_v, h.d_k)), n_vectors=3, one=True
+        lambda d, h: h.record(h.gates(h.d_v), rates=_falling(d, h.d_v, h.d_k)), one=True
     ),
 )  # fmt: skip
 

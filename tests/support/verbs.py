@@ -58,7 +58,7 @@ class Run:
             graph.linear(out, param("output", 32, out.width))
         self.program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), self.arrays), QuantMode(mode))
         spans = [span(self.program, len(tokens), seq_len)]
-        self.logits = self.program.forward(np.array(tokens, np.int32), spans, all_logits=True)
+        self.logits = self.program.forward(np.array(tokens, np.int32), spans, [len(tokens)])
         self.tokens = list(tokens)
         self.x = self["token_embd"][self.tokens].astype(np.float64)
 

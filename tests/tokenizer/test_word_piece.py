@@ -57,6 +57,11 @@ def test_white_space_splits_and_control_characters_vanish() -> None:
     assert texts(bert(), "\u3000the\u2003\tt\x00h\u200de\ufffd\x1c\n") == ["▁the", "▁the"]
 
 
+def test_marks_that_python_does_not_know_vanish_with_accents() -> None:
+    """U+0CF3 is a mark since Unicode 15, and Python 3.11 has 14."""
+    assert texts(bert(), "th\u0cf3e") == ["▁the"]
+
+
 def test_case_and_accents() -> None:
     assert texts(bert(), "ÜBER E\u0301") == ["▁uber", "▁e"]
     assert texts(bert(**{"normalizer.strip_accents": False}), "ÜBER") == ["▁über"]

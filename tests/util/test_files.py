@@ -6,10 +6,12 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from llamacli.errors import InvalidRequestError
+from llamacli.util import files
 from llamacli.util.files import SharedFileError, make_own_folder, open_own, replacing
 
 
@@ -133,6 +135,35 @@ def test_leftovers_of_killed_writers_are_removed(path: Path) -> None:
     assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("user", "group", "members", "mode", "is_own"),
+    [
+        (12345, "one", [], 0o660, True), (12345, "one", ["one"], 0o660, True), (12345, "one", [], 0o662, False),
+        (12345, "one", ["one", "two"], 0o660, False), (12345, "users", [], 0o660, False),
+        (0, "one", [], 0o660, False),
+    ],
+)  # fmt: skip
+def test_a_users_private_group_may_write(
+    user: int, group: str, members: list[str], mode: int, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(mode)
+    os.chown(path, user, 777)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_uid=uid, pw_gid=777, pw_name="one"))
+    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_name=group, gr_mem=members))
+    files._is_private.cache_clear()
+    if is_own:
+        open_own(path).close()
+    else:
+        with pytest.raises(SharedFileError):
+            open_own(path)
+    files._is_private.cache_clear()
+
+
 def test_own_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
     folder, mask = tmp_path / "a" / "b", os.umask(0)
     try:
@@ -141,7 +172,7 @@ def test_own_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert [one.stat().st_mode & 0o777 for one in (folder, folder.parent)] == [0o700, 0o700]
-    folder.parent.chmod(0o770)
+    folder.parent.chmod(0o707)
     with pytest.raises(SharedFileError, match=f"other users can write to it: '{folder.parent}'"):
         make_own_folder(folder)
 

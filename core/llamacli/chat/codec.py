@@ -169,13 +169,9 @@ class ChatCodec:
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return (
-            text
-            if any(text in marker for marker in self.syntax.markers)
-            else ""
-            if token in self.tokenizer.eog_ids
-            else " "
-        )
+        if any(text in marker for marker in self.syntax.markers):
+            return text
+        return "" if token in self.tokenizer.eog_ids else " "
 
     def _is_dropped(self, part: int | str) -> bool:
         """True for a part of a marker that closes a reply's text, not the reply."""

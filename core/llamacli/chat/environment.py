@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import json
 import operator
 import re
@@ -101,7 +102,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the statements up to `endgeneration` as a scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -110,7 +110,6 @@ class _CodeGenerator(CodeGenerator):
     """Compiles `~` and comparisons to functions that know tainted text."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `concat`."""
         self.write("concat(map(environment.finalize, (")
         for item in node.nodes:
             self.visit(item, frame)
@@ -119,7 +118,6 @@ class _CodeGenerator(CodeGenerator):
 
     @optimizeconst
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a call of `compare`, or Python's chain of comparisons."""
         if len(node.ops) != 1:
             super().visit_Compare(node, frame)
             return
@@ -150,10 +148,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
-            finalize=text_of,
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=text_of
         )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
@@ -185,11 +180,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        bodies: list[Any] = [
-            *template.find_all(nodes.For),
-            *template.find_all(nodes.Macro),
-            *template.find_all(nodes.CallBlock),
-        ]
+        bodies: list[Any] = list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
         for node in bodies:
             node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock")).set_lineno(node.lineno))
         return template
@@ -281,10 +272,7 @@ def _percent(left: str, right: Any) -> Any:
 
 
 def _checked_sum(values: Iterable[Any]) -> int:
-    """Sum of the numbers among arguments (widths, counts).
-
-    Raises OverflowError if one is too large.
-    """
+    """Sum of the numbers among arguments; OverflowError if one is too large."""
     numbers = [abs(value) for value in values if isinstance(value, int)]
     if any(number > MAX_RANGE for number in numbers):
         raise OverflowError(f"a number beyond {MAX_RANGE}")
@@ -292,10 +280,7 @@ def _checked_sum(values: Iterable[Any]) -> int:
 
 
 def _charge_format(form: str, values: Iterable[Any]) -> None:
-    """Charge for `%` or `str.format`.
-
-    Each placeholder may take the longest value, or be as wide.
-    """
+    """Charge for a format: each placeholder may take the longest value."""
     values = list(values)
     longest = max((len(value) for value in values if isinstance(value, str | list | tuple | dict)), default=0)
     widest = _checked_sum([int(digits[:20]) for digits in re.findall(r"\d+", form)])
@@ -338,10 +323,8 @@ def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str,
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter: check its numbers and charge for its result."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    def apply(*args: Any, **options: Any) -> Any:
-        value, *rest = args[n_before:]
+    def apply(function: Any, value: Any, *rest: Any, **options: Any) -> Any:
         _charge(_checked_sum([*rest, *options.values()]))
         if isinstance(value, str):
             if name == "indent":
@@ -349,14 +332,13 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 _charge(value.count("\n") * (len(width) if isinstance(width, str) else int(width)))
             elif name == "format":
                 _charge_format(value, [*rest, *options.values()])
-            _charge_call("" if name == "join" else name, value, tuple(rest), {})  # `join` joins the value, not `rest`
-        return function(*args, **options)
+            _charge_call("" if name == "join" else name, value, rest, {})  # `join` joins the value, not `rest`
+        return function(value, *rest, **options)
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
 def _joined(separator: str, parts: Iterable[str]) -> str:
-    """Join strings, charging for each."""
     kept = []
     for part in parts:
         _charge(len(part) + len(separator))
@@ -419,40 +401,42 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", at
 
 def _whole_filter(function: Any) -> Any:
     """Wrap a filter to get original text, and taint its whole result."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    def apply(*args: Any, **options: Any) -> Any:
+    def apply(function: Any, *operands: Any, **options: Any) -> Any:
         mask = active_mask()
-        operands = args[n_before:]
         if mask is None or not (mask.covers(operands) or mask.covers(options)):
-            return function(*args, **options)
-        return mask.taint(function(*args[:n_before], *untainted(operands), **untainted(options)))
+            return function(*operands, **options)
+        return mask.taint(function(*untainted(operands), **untainted(options)))
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
 def _text_filter(function: Any, *, converts: bool) -> Any:
-    """Wrap a filter of text to work on tainted strings."""
-    n_before = 1 if hasattr(function, "jinja_pass_arg") else 0
-    whole = _whole_filter(function)
-
-    def apply(*args: Any, **options: Any) -> Any:
-        mask, value, rest = active_mask(), args[n_before], args[n_before + 1 :]
+    def apply(function: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        mask = active_mask()
         if mask is None:
-            return function(*args, **options)
+            return function(value, *rest, **options)
         if converts:
             value = text_of(value)
         if not (mask.covers((value, *rest)) or mask.covers(options)):
-            return function(*args[:n_before], value, *rest, **options)
+            return function(value, *rest, **options)
         if isinstance(value, markupsafe.Markup) or not isinstance(value, str):
-            return whole(*args[:n_before], value, *rest, **options)
-        return mask.marked(function(*args[:n_before], TaintedStr(value, mask), *rest, **options))
+            return _whole_filter(function)(value, *rest, **options)
+        return mask.marked(function(TaintedStr(value, mask), *rest, **options))
 
-    return _passing(function, apply)
+    return _wrapped(function, apply)
 
 
-def _passing(function: Any, wrapper: Any) -> Any:
-    """Make a wrapper get the context, environment or nothing before its operands."""
-    if hasattr(function, "jinja_pass_arg"):
-        wrapper.jinja_pass_arg = function.jinja_pass_arg
+def _wrapped(function: Any, apply: Callable[..., Any]) -> Any:
+    """Filter that calls `apply` with another one and its operands.
+
+    The context or environment that the other one may take is bound to it.
+    """
+    if not hasattr(function, "jinja_pass_arg"):
+        return functools.partial(apply, function)
+
+    def wrapper(first: Any, *operands: Any, **options: Any) -> Any:
+        return apply(functools.partial(function, first), *operands, **options)
+
+    wrapper.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
     return wrapper

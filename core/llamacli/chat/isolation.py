@@ -98,7 +98,6 @@ class _Helper:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process runs."""
         return self.process.poll() is None
 
     def wait_ready(self) -> bool:
@@ -128,14 +127,12 @@ class _Helper:
         return {"broken": f"the process that renders it ended ({name})"}
 
     def end(self) -> None:
-        """Kill the process and wait for its end."""
         with contextlib.suppress(OSError):
             self.process.kill()
         self.process.wait()
         self.close()
 
     def close(self) -> None:
-        """Close the pipes."""
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -183,8 +180,6 @@ class _Helper:
 
 
 class _Pool:
-    """Helpers that wait for jobs."""
-
     def __init__(self) -> None:
         self.slots = threading.BoundedSemaphore(_MAX_HELPERS)
         self._lock = threading.Lock()
@@ -210,7 +205,6 @@ class _Pool:
         return helper
 
     def give(self, helper: _Helper) -> None:
-        """Take a helper back that has answered."""
         with self._lock:
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(helper)
@@ -218,7 +212,6 @@ class _Pool:
         helper.end()
 
     def end(self) -> None:
-        """End all idle helpers."""
         while self._idle:
             self._idle.pop().end()
 

@@ -123,43 +123,17 @@ class TaintedStr(str):
         return TaintedStr(hidden, self._mask)
 
     def _changed(self, plain: str) -> TaintedStr:
-        """Mask `plain` where this text is masked.
-
-        If the lengths differ, all of it is masked.
-        """
+        """Mask `plain` where this text is masked, whole if the lengths differ."""
         masked = self._mask.mask(plain)
         if len(plain) != len(self):
             return self._tainted(masked)
         originals = zip(str.__iter__(self), self._plain, plain, masked, strict=True)
         return self._tainted("".join(hidden if char != old else new for char, old, new, hidden in originals))
 
-    # --- answers of the original text
-
-    def __eq__(self, other: object) -> bool:
-        return self._plain == untainted(other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._plain != untainted(other)
-
-    def __lt__(self, other: str) -> bool:
-        return self._plain < untainted(other)
-
-    def __le__(self, other: str) -> bool:
-        return self._plain <= untainted(other)
-
-    def __gt__(self, other: str) -> bool:
-        return self._plain > untainted(other)
-
-    def __ge__(self, other: str) -> bool:
-        return self._plain >= untainted(other)
+    # Answers of the original text are set below.
 
     def __hash__(self) -> int:
         return hash(self._plain)
-
-    def __contains__(self, part: object) -> bool:
-        return untainted(part) in self._plain
-
-    # --- new text from this text
 
     def __str__(self) -> str:
         return self
@@ -216,23 +190,20 @@ class TaintedStr(str):
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """See str."""
-        if sep is None:  # white space is never masked
-            return [self._tainted(piece) for piece in str.split(self, None, maxsplit)]
-        return self._located(self._plain.split(untainted(sep), maxsplit), len(sep))
+        return self._split("split", sep, maxsplit)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """See str."""
-        if sep is None:
-            return [self._tainted(piece) for piece in str.rsplit(self, None, maxsplit)]
-        return self._located(self._plain.rsplit(untainted(sep), maxsplit), len(sep))
+        return self._split("rsplit", sep, maxsplit)
 
-    def _located(self, pieces: list[str], gap: int) -> list[str]:
-        """Slices of this text at pieces of the original text, `gap` apart."""
-        parts, start = [], 0
-        for piece in pieces:
+    def _split(self, method: str, sep: str | None, maxsplit: SupportsIndex) -> list[str]:
+        if sep is None:  # white space is never masked
+            return [self._tainted(piece) for piece in getattr(str, method)(self, None, maxsplit)]
+        parts, start = list[str](), 0
+        for piece in getattr(self._plain, method)(untainted(sep), maxsplit):
             parts.append(self[start : start + len(piece)])
-            start += len(piece) + gap
-        return list[str](parts)
+            start += len(piece) + len(sep)
+        return parts
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         """See str."""
@@ -240,12 +211,13 @@ class TaintedStr(str):
 
     def partition(self, sep: str) -> tuple[str, str, str]:
         """See str."""
-        head, found, _ = self._plain.partition(untainted(sep))
-        return self[: len(head)], self[len(head) : len(head) + len(found)], self[len(head) + len(found) :]
+        return self._parted(*self._plain.partition(untainted(sep)))
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
         """See str."""
-        head, found, _ = self._plain.rpartition(untainted(sep))
+        return self._parted(*self._plain.rpartition(untainted(sep)))
+
+    def _parted(self, head: str, found: str, _: str) -> tuple[str, str, str]:
         return self[: len(head)], self[len(head) : len(head) + len(found)], self[len(head) + len(found) :]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> TaintedStr:
@@ -255,47 +227,32 @@ class TaintedStr(str):
         return self._tainted(new).join(self.split(old, count))
 
 
-def _as_plain(name: str) -> Callable[..., Any]:
-    """Make a method that calls the original text's.
+def _add_methods(names: Iterable[str], call: Callable[..., Any]) -> None:
+    """Add methods to TaintedStr: `call` of text, name and arguments."""
 
-    It searches, counts or tests.
-    """
+    def made(name: str) -> Callable[..., Any]:
+        def method(self: TaintedStr, *args: Any) -> Any:
+            return call(self, name, *args)
 
-    def method(self: TaintedStr, *args: Any) -> Any:
-        return getattr(self._plain, name)(*(untainted(arg) for arg in args))
+        method.__name__ = name
+        return method
 
-    method.__name__ = name
-    return method
-
-
-def _as_changed(name: str) -> Callable[..., TaintedStr]:
-    """Make a method that changes characters, such as their case."""
-
-    def method(self: TaintedStr) -> TaintedStr:
-        return self._changed(getattr(self._plain, name)())
-
-    method.__name__ = name
-    return method
+    for name in names:
+        setattr(TaintedStr, name, made(name))
 
 
-def _as_padded(name: str) -> Callable[..., TaintedStr]:
-    """Make a method that adds characters around the text."""
-
-    def method(self: TaintedStr, *args: Any) -> TaintedStr:
-        return self._tainted(getattr(str, name)(self, *args))
-
-    method.__name__ = name
-    return method
-
-
-for _name in ("find", "rfind", "index", "rindex", "count", "startswith", "endswith"):
-    setattr(TaintedStr, _name, _as_plain(_name))
-for _name in filter(lambda name: name.startswith("is"), dir(str)):
-    setattr(TaintedStr, _name, _as_plain(_name))
-for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase"):
-    setattr(TaintedStr, _name, _as_changed(_name))
-for _name in ("center", "ljust", "rjust"):
-    setattr(TaintedStr, _name, _as_padded(_name))
+_add_methods(  # answers of the original text
+    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "find", "rfind", "index", "rindex",
+     "count", "startswith", "endswith", *filter(lambda name: name.startswith("is"), dir(str))),
+    lambda self, name, *args: getattr(self._plain, name)(*map(untainted, args)),
+)  # fmt: skip
+_add_methods(  # other characters, such as their case
+    ("upper", "lower", "title", "capitalize", "casefold", "swapcase"),
+    lambda self, name: self._changed(getattr(self._plain, name)()),
+)
+_add_methods(  # characters around the text
+    ("center", "ljust", "rjust"), lambda self, name, *args: self._tainted(getattr(str, name)(self, *args))
+)
 
 PRECISE = frozenset(name for name in vars(TaintedStr) if not name.startswith("_"))
 """Methods of TaintedStr that keep single characters apart."""
@@ -343,10 +300,7 @@ def tainted_join(separator: str, parts: Iterable[str]) -> str:
 
 
 def mask_of(value: Any) -> CharacterMask | None:
-    """Mask of the first tainted string in a JSON value.
-
-    None if there is none.
-    """
+    """Mask of the first tainted string in a JSON value, or None."""
     if isinstance(value, TaintedStr):
         return value._mask
     if isinstance(value, Mapping):

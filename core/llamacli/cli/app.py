@@ -81,11 +81,10 @@ class App(click.Group):
 
 @contextlib.contextmanager
 def _reported(ctx: click.Context | None) -> Iterator[None]:
-    """Turn errors into one line and an exit code."""
     try:
         yield
-    except KeyboardInterrupt:
-        note("")  # ends the line in which the terminal shows ^C
+    except KeyboardInterrupt as interrupt:
+        note("\n".join(["", *getattr(interrupt, "__notes__", ())]))  # behind the line in which the terminal shows ^C
         raise Exit(EXIT_CODE) from None
     except BrokenPipeError:
         # Programs that SIGPIPE ends die silently; shells report 141.

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamacli.cli.command import Command
+from llamacli.cli import options
+from llamacli.cli.command import Command, output_option
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.numbers import Integer, IntList
-from llamacli.cli.options import (
-    PATH,
-    global_options,
-    kv_type_options,
-    lora_option,
-    mode_option,
-    option,
-    threads_option,
-)
+from llamacli.cli.options import PATH, option
 from llamacli.cli.output import print_json
+from llamacli.cli.overrides import override_options
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import Task, load, shown
 from llamacli.tools.demo import demo_path
@@ -36,51 +30,27 @@ _INTERVAL_S = 0.5
 """Seconds between two updates of the status line, which take time of the cores that are measured."""
 
 
+def _lengths(short: str, name: str, default: str, text: str) -> Callable[[Any], Any]:
+    return option(short, name, type=IntList(_MAX), default=default, show_default=True, help=text)
+
+
 @click.command(cls=Command)
 @option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
+@_lengths("-p", "--n-prompt", "512", f"Prompt lengths in tokens, each from 0 to {_MAX}; 0: no test.")
+@_lengths("-n", "--n-gen", "128", f"Numbers of tokens to generate, each from 0 to {_MAX}; 0: no test.")
+@_lengths("-d", "--n-depth", "0", f"Numbers of tokens in the cache before each test, each from 0 to {_MAX}.")
 @option(
-    "-p",
-    "--n-prompt",
-    type=IntList(_MAX),
-    default="512",
-    show_default=True,
-    help=f"Prompt lengths in tokens, each from 0 to {_MAX}; 0: no test.",
+    "-r", "--repetitions", metavar="N", type=Integer(1), default=5, show_default=True, help="Repetitions of each test."
 )
-@option(
-    "-n",
-    "--n-gen",
-    type=IntList(_MAX),
-    default="128",
-    show_default=True,
-    help=f"Numbers of tokens to generate, each from 0 to {_MAX}; 0: no test.",
-)
-@option(
-    "-d",
-    "--n-depth",
-    type=IntList(_MAX),
-    default="0",
-    show_default=True,
-    help=f"Numbers of tokens in the cache before each test, each from 0 to {_MAX}.",
-)
-@option(
-    "-r",
-    "--repetitions",
-    metavar="N",
-    type=Integer(1),
-    default=5,
-    show_default=True,
-    help="Repetitions of each test.",
-)
-@threads_option
-@mode_option
-@kv_type_options("f16")
-@lora_option
-@option(
-    "-o", "--output", type=click.Choice(["md", "json", "jsonl", "csv"]), default="md", show_default=True,
-    help="Output format.",
-)  # fmt: skip
+@options.threads_option
+@options.mode_option
+@options.load_option
+@options.kv_type_options("f16")
+@options.lora_option
+@override_options
+@output_option("md", "json", "jsonl", "csv")
 @option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
-@global_options
+@options.global_options
 def bench(
     model: str | None,
     n_prompt: tuple[int, ...],
@@ -89,6 +59,8 @@ def bench(
     repetitions: int,
     threads: int | None,
     mode: str,
+    load_mode: str,
+    overrides: dict[str, Any],
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
@@ -101,7 +73,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads, lora) as loaded:
+    with load(path, mode, threads, lora, load_mode, overrides) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 
@@ -135,22 +107,20 @@ def _recorded(rows: Iterator[Row], measured: list[Row], task: Task) -> Iterator[
 
 
 def _print_md(rows: Iterable[Row]) -> None:
-    """Print a Markdown table, each row as soon as it is measured."""
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")
     widths = (24, 10, 10, 7, 7, 16, 18)
-    click.echo(f"| {' | '.join(name.rjust(width) for name, width in zip(header, widths, strict=True))} |")
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))} |"
+
+    click.echo(line(header))
     click.echo(f"| {' | '.join('-' * (width - 1) + ':' for width in widths)} |")
     for row in rows:
         cells = (
-            row.model_type,
-            f"{row.model_size / 2**20:.2f} MiB",
-            f"{row.model_n_params / 1e6:.2f} M",
-            row.backend,
-            str(row.n_threads),
-            row.test,
-            f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
-        )
-        click.echo(f"| {' | '.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))} |")
+            row.model_type, f"{row.model_size / 2**20:.2f} MiB", f"{row.model_n_params / 1e6:.2f} M", row.backend,
+            str(row.n_threads), row.test, f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
+        )  # fmt: skip
+        click.echo(line(cells))
 
 
 def _print_json(rows: Iterable[Row]) -> None:

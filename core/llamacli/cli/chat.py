@@ -55,10 +55,7 @@ def chat_options(command: Decorated) -> Decorated:
 
 
 class ChatOptions(NamedTuple):
-    """Chat options.
-
-    `raw` disables chat; `requested` is true if any of the others was given.
-    """
+    """Chat options; `raw` disables chat, `requested` means others were given."""
 
     system: str
     raw: bool
@@ -125,10 +122,7 @@ class ChatOptions(NamedTuple):
 
 
 def shown() -> Callable[[Piece], None]:
-    """Writer of the pieces of a reply, in lines broken at words.
-
-    Content goes to stdout, reasoning to stderr.
-    """
+    """Writer of a reply's pieces, wrapped: content to stdout, reasoning to stderr."""
     from llamacli.cli.wrap import word_wrap
 
     wrap = word_wrap()
@@ -136,10 +130,7 @@ def shown() -> Callable[[Piece], None]:
 
 
 def reply_as_json(chat: ChatSession) -> dict[str, Any]:
-    """Reasoning and tool calls of the last reply, for JSON.
-
-    Names are those of chat APIs.
-    """
+    """Reasoning and tool calls of the last reply, named as by APIs."""
     reply = chat.history[-1].as_dict() if not chat.pending else {}
     return {name: reply[name] for name in ("reasoning_content", "tool_calls") if name in reply}
 

@@ -37,6 +37,14 @@ class Option(click.Option):
         return extra
 
 
+def output_option(*formats: str) -> Callable[[Any], Any]:
+    """Decorator that adds `-o`, `--output`: a format, by default the first."""
+    return click.option(
+        "-o", "--output", cls=Option, type=click.Choice(formats), default=formats[0], show_default=True,
+        help="Output format.",
+    )  # fmt: skip
+
+
 def in_group(group: str, *options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """Decorator that adds options as a group of the help."""
 

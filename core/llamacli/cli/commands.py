@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.errors import PluginError, line_of
+from llamacli.errors import PluginError, reason_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 GROUP = "llamacli.commands"
 
 
-class Commands(MutableMapping[str, click.Command]):
+class Commands(UserDict[str, click.Command]):
     """Commands by name, each loaded when it is first looked up.
 
     `problems` are messages on entry points that are ignored, by the name of their distribution.
     """
 
     def __init__(self) -> None:
-        self._loaded: dict[str, click.Command] = {}
+        super().__init__()
         self.problems: dict[str, list[str]] = {}
 
     @cached_property
@@ -41,8 +42,11 @@ class Commands(MutableMapping[str, click.Command]):
         """
         from importlib.metadata import entry_points
 
+        def place(entry: EntryPoint) -> str:
+            return "" if is_ours(entry) else distribution_of(entry)  # a file is read for its name
+
         found: dict[str, EntryPoint] = {}
-        for entry in sorted(entry_points(group=GROUP), key=lambda entry: (not is_ours(entry), distribution_of(entry))):
+        for entry in sorted(entry_points(group=GROUP), key=place):
             problem = ""
             if not entry.pattern.match(entry.value) or not entry.attr:
                 problem = f"entry point {entry.value!r} names no command, as in module:function"
@@ -57,30 +61,23 @@ class Commands(MutableMapping[str, click.Command]):
             raise PluginError("the installed distribution llamacli names no commands; install it again")
         return found
 
-    def __getitem__(self, name: str) -> click.Command:
-        if name not in self._loaded:
-            self._loaded[name] = _load(self.entries[name])
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name]
+    def __missing__(self, name: str) -> click.Command:
+        self[name] = _load(self.entries[name])
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._loaded or name in self.entries
+        return name in self.data or name in self.entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self.entries, *self._loaded}))
+        return iter(sorted({*self.entries, *self.data}))
 
     def __len__(self) -> int:
-        return len({*self.entries, *self._loaded})
+        return len({*self.entries, *self.data})
 
     def help_line(self, name: str) -> str:
         """First paragraph of a command's help, "" if it is not found."""
-        if name in self._loaded:
-            return self._loaded[name].help or ""
+        if name in self.data:
+            return self.data[name].help or ""
         entry = self.entries[name]
         try:
             with open(_source(entry.module), encoding="utf-8") as file:
@@ -114,9 +111,7 @@ def _load(entry: EntryPoint) -> click.Command:
     try:
         command = entry.load()
     except (Exception, SystemExit) as error:
-        line = line_of(error)
-        reason = f"{type(error).__name__}: {error}{f', at {line}' if line else ''}"
-        raise PluginError(f"{where} cannot be loaded: {reason}") from error
+        raise PluginError(f"{where} cannot be loaded: {reason_of(error)}") from error
     if not isinstance(command, click.Command):
         raise PluginError(f"{where}: {entry.value} is {command!r}, expected a click.Command")
     return command

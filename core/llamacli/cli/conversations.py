@@ -61,10 +61,7 @@ class ConversationLog:
         self.path = path
 
     def save(self, conversation: Conversation) -> int:
-        """Write a conversation and return its number.
-
-        It replaces that of the same number.
-        """
+        """Write a conversation, replacing that of its number, which is returned."""
         now = time.time()
         values = conversation.model, conversation.system, json.dumps(conversation.variables), now
         with self._open() as database:

@@ -40,7 +40,6 @@ def _subcommands(group: click.Group, parent: click.Context) -> Iterator[str]:
 
 
 def _ours(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """Commands of the core, by name."""
     commands = group.commands
     for name in commands:
         if not isinstance(commands, Commands) or is_ours(commands.entries[name]):

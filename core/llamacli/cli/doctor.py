@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.command import Command
-from llamacli.cli.options import PATH, global_options, option
+from llamacli.cli.command import Command, output_option
+from llamacli.cli.options import PATH, global_options
 from llamacli.cli.output import human_bytes, print_field, print_json
 from llamacli.cli.progress import bar, load
 from llamacli.errors import LlamaCliError
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("model", type=PATH, required=False)
-@option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="Output format.",
-)  # fmt: skip
+@output_option("text", "json")
 @global_options
 def doctor(model: str | None, output: str) -> None:
     """Diagnose CPU, memory, kernels and plugins.

@@ -69,7 +69,6 @@ def _load(model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, 
 
 
 def _embed(embedder: Embedder, text: str, pooling: str | None, normalize: bool) -> dict[str, Any]:
-    """Embed one text; the record to print."""
     tokens = embedder.tokenizer.encode(text)
     vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
     # The fewest digits that identify each float32.

@@ -60,10 +60,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
         "required": [parameter.name for parameter in parameters if parameter.default is parameter.empty],
     }
     text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-    return {
-        "type": "function",
-        "function": {"name": function.__name__, "description": text, "parameters": schema},
-    }
+    return {"type": "function", "function": {"name": function.__name__, "description": text, "parameters": schema}}
 
 
 def call(functions: Functions, wanted: ToolCall) -> Any:

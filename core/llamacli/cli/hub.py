@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import time
 from pathlib import Path
 
 import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
-from llamacli.cli.output import human_bytes, note, print_json, print_table
+from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
 from llamacli.errors import ModelFormatError
 from llamacli.tools.demo import demo_path
 
@@ -55,62 +54,33 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
         _print_names(json)
         return
     if packed:
-        _print_copies(json)
-        return
-    from llamacli.hub.repositories import cached_models
+        from llamacli.engine.packed_copies import copies
 
-    models = cached_models()
-    if json:
-        print_json(
-            [
-                {
-                    "model": str(model.reference),
-                    "path": str(model.path),
-                    "n_bytes": model.n_bytes,
-                    "modified": model.modified,
-                }
-                for model in models
-            ]
-        )
-    elif models:
-        print_table(
-            ("model", "size:", "modified", "file"),
-            [
-                (str(model.reference), human_bytes(model.n_bytes), _minute(model.modified), model.path.name)
-                for model in models
-            ],
-        )
+        time_key, columns = "used", ["model", "size:", "last used"]
+        found = [(copy.model, copy.path, copy.n_bytes, copy.used) for copy in copies()]
+        none = "there are no packed copies; loading a model of 64 MiB or more makes one"
     else:
-        note("the cache has no GGUF files; llamacli pull downloads one")
+        from llamacli.hub.repositories import cached_models
 
-
-def _minute(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _print_copies(json: bool) -> None:
-    from llamacli.engine.packed_copies import copies
-
-    found = copies()
+        time_key, columns = "modified", ["model", "size:", "modified", "file"]
+        found = [(str(model.reference), model.path, model.n_bytes, model.modified) for model in cached_models()]
+        none = "the cache has no GGUF files; llamacli pull downloads one"
     if json:
-        print_json(
-            [
-                {"model": copy.model, "path": str(copy.path), "n_bytes": copy.n_bytes, "used": copy.used}
-                for copy in found
-            ]
-        )
+        keys = ("model", "path", "n_bytes", time_key)
+        print_json([dict(zip(keys, (name, str(path), *rest), strict=True)) for name, path, *rest in found])
     elif found:
-        rows = [(copy.model, human_bytes(copy.n_bytes), _minute(copy.used)) for copy in found]
-        print_table(("model", "size:", "last used"), rows)
+        rows = [(name, human_bytes(size), local_minute(time), path.name) for name, path, size, time in found]
+        print_table(columns, [row[: len(columns)] for row in rows])
     else:
-        note("there are no packed copies; loading a model of 64 MiB or more makes one")
+        note(none)
 
 
 def _print_names(json: bool) -> None:
     from llamacli.hub.names import aliases, shipped_names
 
     shipped = {DEMO: str(demo_path())} | shipped_names()
-    known = aliases() | {name: repo for name, repo in shipped.items() if name not in aliases()}
+    own = aliases()
+    known = own | {name: repo for name, repo in shipped.items() if name not in own}
     if json:
         print_json(known)
     else:
@@ -169,7 +139,6 @@ def resolve_model(name: str) -> str:
 
 
 def _no_model(name: str) -> str:
-    """Message for a name that is neither a file nor known."""
     from llamacli.hub.names import similar
 
     path = Path(name)

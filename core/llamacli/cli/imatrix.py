@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacli.cli import options
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
-from llamacli.cli.options import (
-    PATH,
-    chunk_options,
-    global_options,
-    mode_option,
-    option,
-    threads_option,
-    warn_of_long_context,
-)
+from llamacli.cli.options import PATH, option
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.progress import bar
 from llamacli.cli.text import read_file, read_stdin
@@ -33,12 +26,12 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @option("-f", "--file", metavar="TEXT", type=PATH, allow_from_autoenv=False, help="Text file; default: stdin.")
 @option("-o", "--output", metavar="OUT", type=PATH, default="imatrix.gguf", show_default=True, help="File to write.")
-@chunk_options(16)
+@options.chunk_options(16)
 @option("--process-output", is_flag=True, help="Measure the output matrix too.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
-@threads_option
-@mode_option
-@global_options
+@options.threads_option
+@options.mode_option
+@options.global_options
 def imatrix(
     model: str,
     file: str | None,
@@ -79,7 +72,7 @@ def imatrix(
     try:
         with _load(path, mode, threads, collector) as loaded:
             tokens = loaded.tokenizer.encode_prompt(text)
-            warn_of_long_context(loaded, ctx_size)
+            options.warn_of_long_context(loaded, ctx_size)
             n_chunks = number_of_chunks(tokens, ctx_size, chunks)
             with bar("measuring", unit=" chunks") as progress:
                 for n_done in collect(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks):

@@ -102,17 +102,13 @@ def _summary(file: ModelFile, plugins: Plugins) -> dict[str, Any]:
 
 
 def _n_bytes(file: ModelFile) -> int:
-    """The file's size on disk in bytes."""
     from llamacli.gguf import GGUFFile
 
     return file.n_bytes if isinstance(file, GGUFFile) else file.path.stat().st_size
 
 
 def _text(metadata: Metadata, key: str) -> str | None:
-    """The string value of a metadata key.
-
-    None if it is missing or of another type.
-    """
+    """A string value; None if it is missing or of another type."""
     value = metadata.get(key)
     return value if isinstance(value, str) else None
 
@@ -171,7 +167,6 @@ def _reply_syntax(metadata: Metadata) -> str | None:
 
 
 def _fingerprint(template: object) -> str | None:
-    """Length and SHA-256 of a chat template, to compare files by."""
     if not isinstance(template, str):
         return None
     return f"{len(template)} characters, SHA-256 {hashlib.sha256(template.encode()).hexdigest()[:16]}..."
@@ -250,7 +245,6 @@ def _print_metadata(metadata: Metadata, full: bool) -> None:
 
 
 def _brief(value: Any, full: bool) -> str:
-    """Format a metadata value in one line."""
     if isinstance(value, str):
         return (
             printable(value)
@@ -273,10 +267,7 @@ def _shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
 
 
 def _json_value(value: Any, full: bool) -> Any:
-    """A metadata value for JSON.
-
-    A long array becomes its length and first items.
-    """
+    """A metadata value for JSON; long arrays as length and first items."""
     if isinstance(value, str | bool | int | float):
         return value
     if full or len(value) <= SHOWN_ITEMS:
@@ -285,6 +276,5 @@ def _json_value(value: Any, full: bool) -> Any:
 
 
 def _items(value: Any, n: int) -> list[Any]:
-    """The first n items of an array or sequence as Python objects."""
     first = value[:n]
     return first.tolist() if hasattr(first, "tolist") else list(first)

@@ -20,10 +20,7 @@ _interrupted = False
 
 
 def install_handler() -> None:
-    """Install the SIGINT handler, unless SIGINT is ignored.
-
-    It is ignored in background jobs of scripts.
-    """
+    """Install the SIGINT handler, unless ignored, as in background jobs of scripts."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle)
         sys.unraisablehook = _unraisable
@@ -56,9 +53,6 @@ def _handle(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Report unraisable exceptions other than KeyboardInterrupt.
-
-    The flag has kept that one.
-    """
+    """Report unraisable exceptions but KeyboardInterrupt, which the flag has kept."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)

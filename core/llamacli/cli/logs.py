@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import global_options, option
-from llamacli.cli.output import note, print_json, print_table, write
+from llamacli.cli.output import local_minute, note, print_json, print_table, write
 
 if TYPE_CHECKING:
     from llamacli.cli.conversations import Conversation
@@ -57,11 +56,10 @@ def logs(query: str | None, limit: int, show: int | None, rm: int | None, path: 
 
 
 def _row(conversation: Conversation) -> tuple[str, ...]:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(conversation.updated))
     model = conversation.model.replace("\\", "/").rpartition("/")[2]
     title = conversation.title
     title = title if len(title) <= _TITLE else f"{title[: _TITLE - 3]}..."
-    return str(conversation.id), when, model, str(len(conversation.messages)), title
+    return str(conversation.id), local_minute(conversation.updated), model, str(len(conversation.messages)), title
 
 
 def _print(conversation: Conversation, json: bool) -> None:

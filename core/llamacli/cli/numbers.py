@@ -8,15 +8,17 @@ from typing import Any
 import click
 
 
+def _bounds(kind: Any) -> str:
+    if kind.max is None:
+        return f"of at least {kind.min:.15g}"
+    return f"from {kind.min:.15g} to {kind.max:.15g}"
+
+
 class Integer(click.IntRange):
     """Integer from `min` to `max`, or of at least `min`."""
 
     name = "integer"
-
-    @property
-    def bounds(self) -> str:
-        """The range in words."""
-        return _bounds(self.min, self.max)
+    bounds = property(_bounds)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse an integer."""
@@ -27,14 +29,10 @@ class Integer(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """Finite number from `min` to `max`."""
+    """Finite number from `min` to `max`; `bounds` is that in words."""
 
     name = "number"
-
-    @property
-    def bounds(self) -> str:
-        """The range in words."""
-        return _bounds(self.min, self.max)
+    bounds = property(_bounds)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse a number."""
@@ -63,7 +61,3 @@ class IntList(click.ParamType[tuple[int, ...]]):
         if not all(number.isdecimal() and len(number) < 10 and int(number) <= self.largest for number in numbers):
             self.fail(f"{value!r} is not a list of integers from 0 to {self.largest}, such as 128,512.", param, ctx)
         return tuple(map(int, numbers))
-
-
-def _bounds(low: float | None, high: float | None) -> str:
-    return f"of at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"

@@ -17,7 +17,7 @@ from llamacli.cli.command import Option
 from llamacli.cli.numbers import Integer
 from llamacli.cli.output import note
 from llamacli.errors import PluginWarning
-from llamacli.util.settings import MAX_CONTEXT, MAX_THREADS, KVTypeName, QuantMode
+from llamacli.util.settings import MAX_CONTEXT, MAX_THREADS, KVTypeName, LoadMode, QuantMode
 
 if TYPE_CHECKING:
     from llamacli import Model
@@ -56,6 +56,19 @@ def mode_option(command: Decorated) -> Decorated:
         default=QuantMode.AUTO.value,
         show_default=True,
         help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantised (q8, q4).",
+    )
+    return decorate(command)  # type: ignore[type-var]
+
+
+def load_option(command: Decorated) -> Decorated:
+    """Add the option `--load` to a command: a `LoadMode` by name."""
+    decorate = option(
+        "--load",
+        "load_mode",
+        type=click.Choice([mode.value for mode in LoadMode]),
+        default=LoadMode.AUTO.value,
+        show_default=True,
+        help="Place of the weights: memory, a packed copy on disk that is read when it is used (map), or by what fits.",
     )
     return decorate(command)  # type: ignore[type-var]
 

@@ -14,6 +14,7 @@ import shutil
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -64,10 +65,7 @@ def at_words(text: str, *, hang: int = 0) -> str:
 
 
 def print_field(label: str, value: str, width: int = 16) -> None:
-    """Print a label and a value in two columns.
-
-    A terminal gets lines broken at words.
-    """
+    """Print a label and a value in two columns, wrapped on terminals."""
     line = f"{label:<{width}}{printable(value)}"
     if sys.stdout is not None and sys.stdout.isatty():
         line = _filled(line, shutil.get_terminal_size().columns, width)
@@ -75,7 +73,6 @@ def print_field(label: str, value: str, width: int = 16) -> None:
 
 
 def _filled(text: str, columns: int, hang: int) -> str:
-    """Text in lines broken at words, with a hanging indent."""
     width = max(20, columns - 1)
     return textwrap.fill(text, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
 
@@ -86,10 +83,7 @@ _lock = threading.RLock()
 
 
 def status(text: str) -> None:
-    """Replace the status line at the bottom of the terminal on stderr.
-
-    An empty text removes it.
-    """
+    """Replace the terminal's status line on stderr; an empty text removes it."""
     global _status
     with _lock:
         if text == _status:
@@ -113,10 +107,7 @@ def has_status() -> bool:
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Print one JSON document in ASCII.
-
-    NaN and infinities become strings.
-    """
+    """Print one JSON document in ASCII; NaN and infinities become strings."""
     click.echo(json.dumps(_strict(value), indent=indent))
 
 
@@ -144,10 +135,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
-    """Make the widest columns narrower until all columns fit.
-
-    None gets narrower than its least width.
-    """
+    """Narrow the widest columns until all fit, none below its least width."""
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
@@ -203,6 +191,11 @@ def human_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def local_minute(seconds: float) -> str:
+    """Format seconds since 1970 as local date and minute."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
 def human_count(n: int) -> str:
     """Format a number of parameters, as in `1.24 B`."""
     for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
@@ -225,10 +218,7 @@ class ClosedStdout(io.TextIOBase):
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to the null device.
-
-    Otherwise flushing its buffer at exit would fail again.
-    """
+    """Redirect stdout to the null device, lest flushing at exit fails again."""
     with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

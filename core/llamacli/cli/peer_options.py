@@ -57,17 +57,16 @@ _WITHOUT_EFFECT = {
 
 _REFUSED = {
     "models read text only, no images and no audio": "--image --audio -mm --mmproj -mmu --mmproj-url",
-    "RoPE is that of the model's file, and longer contexts use its own scaling":
-        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
-        "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
-    "use --save-session and --load-session": "--prompt-cache --prompt-cache-all --prompt-cache-ro",
+    "use --override-kv {arch}.rope.scaling.attn_factor=float:N": "--yarn-attn-factor",
+    "it is 1 for YaRN and 0 for other methods": "--yarn-ext-factor",
+    "use --save-session and --load-session": "--prompt-cache-all --prompt-cache-ro",
     "use -hf USER/REPO:QUANT": "-hff --hf-file -mu --model-url",
     "set HF_TOKEN": "-hft --hf-token",
     "use --samplers": "--sampling-seq --sampler-seq",
     "use --context-shift": "--keep",
     "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",
     "it is not supported":
-        "--draft-min -gan --grp-attn-n -gaw --grp-attn-w --override-kv --control-vector -sp --special",
+        "--draft-min -gan --grp-attn-n -gaw --grp-attn-w --control-vector -sp --special",
 }  # fmt: skip
 
 _OF_OTHERS = {

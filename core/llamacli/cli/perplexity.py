@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacli.cli.command import Command
-from llamacli.cli.options import (
-    PATH,
-    chunk_options,
-    global_options,
-    kv_type_options,
-    lora_option,
-    mode_option,
-    option,
-    threads_option,
-    warn_of_long_context,
-)
+from llamacli.cli import options
+from llamacli.cli.command import Command, output_option
+from llamacli.cli.options import PATH, option
 from llamacli.cli.output import has_status, note, print_json, write
 from llamacli.cli.progress import Task, load, shown
 from llamacli.cli.text import decoded, read_bytes, read_stdin
@@ -35,16 +26,13 @@ if TYPE_CHECKING:
 @click.argument("text", required=False, type=PATH, metavar="[TEXT_FILE]")
 @option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
 @option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Text file, instead of TEXT_FILE.")
-@chunk_options(4)
-@threads_option
-@mode_option
-@kv_type_options("f32 in mode fp32, else f16")
-@lora_option
-@option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="Output format.",
-)  # fmt: skip
-@global_options
+@options.chunk_options(4)
+@options.threads_option
+@options.mode_option
+@options.kv_type_options("f32 in mode fp32, else f16")
+@options.lora_option
+@output_option("text", "json")
+@options.global_options
 def perplexity(
     text: str | None,
     model: str | None,
@@ -66,11 +54,12 @@ def perplexity(
     content = _read_text(text, file)
 
     with load(model or str(demo_path()), mode, threads, lora) as loaded:
-        from llamacli.tools.perplexity import number_of_chunks, perplexity_tokens
+        from llamacli.tools.importance import number_of_chunks
         from llamacli.tools.perplexity import perplexity as measure
+        from llamacli.tools.perplexity import perplexity_tokens
 
         tokens = perplexity_tokens(loaded, content)
-        warn_of_long_context(loaded, ctx_size)
+        options.warn_of_long_context(loaded, ctx_size)
         estimates = measure(loaded, tokens, n_ctx=ctx_size, max_chunks=chunks, kv_type=kv_type)
         n_chunks = number_of_chunks(tokens, ctx_size, chunks)
         results: list[Estimate] = []
@@ -94,7 +83,6 @@ def perplexity(
 
 
 def _read_text(argument: str | None, option: str | None) -> str:
-    """Read the text from a file or from stdin."""
     if argument is not None and option is not None:
         raise click.UsageError("TEXT_FILE and -f exclude each other.")
     name = option if argument is None else argument

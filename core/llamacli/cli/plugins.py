@@ -35,7 +35,6 @@ def _plugin_commands() -> tuple[dict[str, list[EntryPoint]], dict[str, list[str]
 
 
 def _brings() -> dict[str, dict[str, list[str]]]:
-    """Verbs and RoPE variants of the loaded plugins, by package."""
     from llamacli.engine.examples import op_classes
     from llamacli.ops.rope import Rope
 
@@ -61,56 +60,45 @@ def plugins(context: click.Context, json: bool) -> None:
 
 
 def _list(json: bool) -> None:
-    from llamacli.plugins import installed_plugins
+    import attrs
+
+    from llamacli.plugins import PluginInfo, installed_plugins
 
     with working("loading plugins"):
         infos = installed_plugins().infos()  # first, so that a broken plugin is listed without a warning
         defined = _brings()
     commands, problems = _plugin_commands()
+    infos += [  # distributions that have commands alone
+        PluginInfo(
+            module=" ".join(sorted({entry.module for entry in commands.get(distribution, [])})),
+            distribution=distribution,
+            version=next((entry.dist.version for entry in commands.get(distribution, []) if entry.dist), ""),
+            architectures=(),
+            error=None,
+        )
+        for distribution in sorted({*commands, *problems} - {info.distribution for info in infos})
+    ]
     rows: list[dict[str, Any]] = []
     for info in infos:
+        row = attrs.asdict(info)
         brings = {kind: list(names) for kind, names in info.brings.items() if kind != "architectures"}
         own = defined.get(info.module, {})  # of a package that several modules share, the first one brings them
         # The first module of a distribution has its commands.
-        rows.append(
-            {
-                "module": info.module,
-                "distribution": info.distribution,
-                "version": info.version,
-                "architectures": list(info.architectures),
-                "commands": sorted(entry.name for entry in commands.pop(info.distribution, [])),
-                "brings": brings | {kind: sorted(names) for kind, names in own.items()},
-                "error": "; ".join([*filter(None, [info.error]), *problems.pop(info.distribution, [])]) or None,
-            }
-        )
-    for distribution in sorted({*commands, *problems}):
-        entries = commands.get(distribution, [])
-        rows.append(
-            {
-                "module": " ".join(sorted({entry.module for entry in entries})),
-                "distribution": distribution,
-                "version": entries[0].dist.version if entries and entries[0].dist else "",
-                "architectures": [],
-                "commands": sorted(entry.name for entry in entries),
-                "brings": {},
-                "error": "; ".join(problems.get(distribution, [])) or None,
-            }
-        )
+        row["commands"] = sorted(entry.name for entry in commands.pop(info.distribution, []))
+        row["brings"] = brings | {kind: sorted(names) for kind, names in own.items()}
+        row["error"] = "; ".join([*filter(None, [info.error]), *problems.pop(info.distribution, [])]) or None
+        rows.append(row)
     if json:
         print_json(rows)
     elif rows:
-        print_table(
-            ("module", "distribution", "architectures", "brings"),
-            [
-                (
-                    row["module"],
-                    f"{row['distribution']} {row['version']}".rstrip(),
-                    " ".join(row["architectures"]) or "-",
-                    "; ".join(_described(row)) or "-",
-                )
-                for row in rows
-            ],
-        )
+        cells = [
+            (
+                row["module"], f"{row['distribution']} {row['version']}".rstrip(),
+                " ".join(row["architectures"]) or "-", "; ".join(_described(row)) or "-",
+            )
+            for row in rows
+        ]  # fmt: skip
+        print_table(("module", "distribution", "architectures", "brings"), cells)
     else:
         click.echo("no plugins are installed; model families are plugins: pip install 'llamacli[all]'")
 
@@ -210,10 +198,7 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
 
 
 def _write_models(check: Check, *, from_table: bool) -> None:
-    """Write the models of a check.
-
-    Raises ModelFormatError, with advice where keys of their own are missing.
-    """
+    """Write the models of a check; ModelFormatError has advice on missing keys."""
     from llamacli.errors import ModelFormatError
 
     try:
@@ -226,13 +211,10 @@ def _write_models(check: Check, *, from_table: bool) -> None:
 
 
 def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
-    """Run a check and print its result.
-
-    Returns None if it has no model.
-    """
+    """Run a check and print its result; None without a model."""
     import time
 
-    from llamacli.errors import LlamaCliError, line_of
+    from llamacli.errors import LlamaCliError, reason_of
     from llamacli.testing.conformance import ConformanceError
 
     start, error, nmse = time.perf_counter(), None, None
@@ -244,8 +226,7 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
     except (ConformanceError, LlamaCliError, ImportError) as found:
         error = str(found)
     except Exception as found:  # of the plugin: the other checks may say more
-        line = line_of(found)
-        error = f"{type(found).__name__}: {found}{f', at {line}' if line else ''}"
+        error = reason_of(found)
     seconds = time.perf_counter() - start
     if not json:
         said = error or (None if nmse is None else f"NMSE {nmse:.2g}")
@@ -254,10 +235,7 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
 
 
 def _architectures(name: str) -> list[tuple[Architecture, str]]:
-    """Architectures of a module or distribution, or the one so named.
-
-    Each is returned with the name of its distribution.
-    """
+    """Architectures of a module, distribution or name, each with its distribution."""
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamacli.cli.hub import resolve_model
 from llamacli.cli.output import has_status, human_bytes, human_duration, status
@@ -93,7 +93,6 @@ class Task:
 
 
 def _bar(share: float, left_s: float | None) -> str:
-    """Bar, percentage and time left."""
     filled = "#" * int(_WIDTH * share)
     left = "..." if left_s is None else f"{human_duration(left_s)} left"
     return f"[{filled:.<{_WIDTH}}] {int(100 * share):3} %  {left}"
@@ -162,12 +161,20 @@ class Waiting:
 
         With `quiet` nothing is written meanwhile, so the line stays and counts the items.
         """
+        rest = iter(items)
+        return self._counted(rest) if quiet else itertools.chain(self._first(rest), rest)
+
+    def _first(self, items: Iterator[Item]) -> Iterator[Item]:
+        for item in items:
+            self._end()
+            yield item
+            return
+        self._end()
+
+    def _counted(self, items: Iterator[Item]) -> Iterator[Item]:
         for n, item in enumerate(items, start=1):
-            if quiet:
-                self._task.report(0, 0)
-                self._task.label = f"writing, {n} tokens"
-            else:
-                self._end()
+            self._task.report(0, 0)
+            self._task.label = f"writing, {n} tokens"
             yield item
         self._end()
 
@@ -190,10 +197,17 @@ def waiting(session: Session) -> Iterator[Waiting]:
             session.progress = before
 
 
-def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]] = ()) -> Model:
+def load(
+    path: str,
+    mode: str,
+    threads: int | None,
+    lora: Sequence[tuple[str, float]] = (),
+    load_mode: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model by file or short name, with a progress bar.
 
-    `lora` are files of adapters with their scales.
+    `lora` are files of adapters with their scales; `load_mode` is `load` of `load_model`.
     """
     path = resolve_model(path)
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
@@ -208,12 +222,13 @@ def load(path: str, mode: str, threads: int | None, lora: Sequence[tuple[str, fl
             progress=progress,
             lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora],
+            load=load_mode,
+            overrides=overrides,
         )
 
 
 @contextlib.contextmanager
 def _compiling(task: Task) -> Iterator[None]:
-    """Show the name of each kernel while it is compiled."""
     from llamacli.kernels import jit
 
     numbers = itertools.count(1)

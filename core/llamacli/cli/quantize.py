@@ -24,7 +24,6 @@ _log = logging.getLogger(__name__)
 
 
 def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
-    """Complete TYPE in a shell."""
     from llamacli.conversion import FILE_TYPES
 
     return [name for name in FILE_TYPES if name.startswith(typed.upper())]
@@ -161,7 +160,6 @@ def _warn_of_fallbacks(planned: Plan) -> None:
 
 
 def _print_types(planned: Plan, subject: str) -> None:
-    """Print tensors and bytes by type, the largest first, and the total."""
     n_tensors: Counter[str] = Counter()
     n_bytes: Counter[str] = Counter()
     for tensor in planned.tensors:

@@ -41,15 +41,7 @@ _COLUMN = 24
 
 
 class _Exit(Exception):  # noqa: N818 - not an error
-    """Raised by the command /exit."""
-
-
-class _SwitchModel(Exception):  # noqa: N818 - not an error
-    """Raised by the command /model."""
-
-    def __init__(self, name: str):
-        super().__init__(name)
-        self.name = name
+    """Raised by /exit, and by /model with the model to continue with."""
 
 
 class Repl:
@@ -91,10 +83,8 @@ class Repl:
                 draft, self._draft = self._draft, ""
                 self._input.keep(self._settings.history)
                 self._handle(self._input.read(draft))
-            except (EOFError, _Exit):
-                return None
-            except _SwitchModel as switch:
-                return switch.name
+            except (EOFError, _Exit) as end:
+                return end.args[0] if end.args else None
             except KeyboardInterrupt:
                 clear()
                 note("(Ctrl-D exits)")
@@ -119,10 +109,7 @@ class Repl:
             self._send(text, attached)
 
     def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
-        """Send a message with files.
-
-        Without a reply both come back to the prompt.
-        """
+        """Send a message with files; without a reply both come back."""
         self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
         answered = False
         try:
@@ -170,10 +157,10 @@ class Repl:
             clear()
             if chat.pending:
                 write("\n")
-                self._take_back()
+                self._retract()
                 return False
         except ContextOverflowError as error:
-            self._take_back()
+            self._retract()
             needed = error.n_past + error.n_tokens
             raise InvalidRequestError(
                 f"the chat has {needed} tokens with this message, and the context only {error.n_ctx}: shorten it, "
@@ -181,19 +168,12 @@ class Repl:
             ) from error
         except BaseException:
             if chat.pending:
-                self._take_back()
+                self._retract()
             raise
         write("\n")
         return True
 
-    def _take_back(self) -> None:
-        """Remove the last user message, and what tools have answered since."""
-        history = self._chat.history
-        while history and history.pop().role != "user":
-            pass
-
     def _note_context(self) -> None:
-        """Print a note if the context is nearly full."""
         n_past, n_ctx = self._chat.session.n_past, self._chat.session.n_ctx
         if self._chat.stop == "context" or n_past >= _NEARLY_FULL * n_ctx:
             state = "full" if self._chat.stop == "context" else "nearly full"
@@ -272,7 +252,7 @@ class Repl:
         """Replace the last reply with one drawn with another seed."""
         if argument and not argument.isdecimal():
             raise InvalidRequestError(f"/regen takes a seed, an integer of at least 0, not {argument!r}")
-        if not any(message.role == "assistant" for message in self._chat.history):
+        if self._last("assistant") is None:
             raise InvalidRequestError("there is no reply to replace")
         self._settings.set(f"seed {argument or -1}")
         same = "; at temperature 0 replies do not depend on it" if not self._settings.params.temperature else ""
@@ -281,9 +261,8 @@ class Repl:
 
     def edit(self, _: str) -> None:
         """Edit the last message in $EDITOR and send it again."""
-        last = next((message.content for message in reversed(self._chat.history) if message.role == "user"), "")
         try:
-            text = click.edit(last, extension=".md", require_save=True)
+            text = click.edit(self._last("user") or "", extension=".md", require_save=True)
         except click.ClickException as error:
             raise InvalidRequestError(f"{error.message}: set EDITOR to your editor") from error
         if text is None or not text.strip():
@@ -294,7 +273,7 @@ class Repl:
 
     def copy(self, _: str) -> None:
         """Copy the last reply to the clipboard (OSC 52)."""
-        reply = next((message.content for message in reversed(self._chat.history) if message.role == "assistant"), None)
+        reply = self._last("assistant")
         if reply is None:
             raise InvalidRequestError("there is no reply to copy")
         click.echo(f"\x1b]52;c;{base64.b64encode(reply.encode()).decode()}\a", nl=False, color=True)
@@ -312,7 +291,7 @@ class Repl:
         if not argument:
             note(self._model)
             return
-        raise _SwitchModel(str(Path(argument).expanduser()) if argument.startswith("~") else argument)
+        raise _Exit(str(Path(argument).expanduser()) if argument.startswith("~") else argument)
 
     def tools(self, argument: str) -> None:
         """Use functions of a Python file as tools."""
@@ -369,11 +348,8 @@ class Repl:
         if argument and not argument.isdecimal():
             raise InvalidRequestError(f"/resume takes the number of a conversation in /logs, not {argument!r}")
         conversation, chat = conversation_log().load(int(argument) if argument else None), self._chat
-        chat.system, chat.variables, chat.history[:] = (
-            conversation.system,
-            conversation.variables,
-            conversation.messages,
-        )
+        chat.system, chat.variables = conversation.system, conversation.variables
+        chat.history[:] = conversation.messages
         self._number, self._settings.log = conversation.id, True
         note(f"(conversation {conversation.id}: {len(chat.history)} messages, {conversation.title!r})")
 
@@ -381,8 +357,11 @@ class Repl:
         """Exit."""
         raise _Exit
 
+    def _last(self, role: str) -> str | None:
+        return next((message.content for message in reversed(self._chat.history) if message.role == role), None)
+
     def _retract(self) -> str:
-        """Remove the last message of the user, and return its text."""
+        """Remove the last user message, with what followed; return its text."""
         history = self._chat.history
         while history:
             message = history.pop()
@@ -432,7 +411,6 @@ _FILES = frozenset(name for name, command in _COMMANDS.items() if command.takes_
 
 
 def _print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names and values in two columns."""
     rows = list(pairs)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -74,20 +74,16 @@ class _FileHistory(FileHistory):
     enabled = True
 
     def store_string(self, string: str) -> None:
-        """Append a line to the file."""
         if self.enabled:
             super().store_string(string)
 
 
 class _Completer(Completer):
-    """Tab completion of commands, settings and file names."""
-
     def __init__(self, commands: tuple[str, ...], files: Collection[str], settings: tuple[str, ...]):
         self._commands, self._files, self._settings = commands, files, settings
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """Completions of the word before the cursor."""
         typed = document.text_before_cursor
         if not typed.startswith("/"):
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -18,6 +18,8 @@ from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, SamplingParams, Session
+
+T = TypeVar("T", int, float)
 
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 _EFFORTS = ("low", "medium", "high")
@@ -102,7 +104,7 @@ class Settings:
         else:
             field = FIELDS[key]
             integral = is_integer(getattr(self.params, field))
-            self._sample(**{field: _integer(name, value) if integral else _number(name, value)})
+            self._sample(**{field: _number(name, value, int if integral else float)})
 
     def values(self) -> dict[str, str]:
         """All settings as text, by name."""
@@ -129,28 +131,28 @@ class Settings:
         }
 
     def _sample(self, **changed: Any) -> None:
-        """Change sampling parameters, checked by a session."""
         params = attrs.evolve(self.params, **changed)
         self.chat.session.params = params
         self.params = params
         self._changed |= changed
 
-    def _set_seed(self, value: str) -> None:
-        seed = _integer("seed", value)
-        self.seed = self.chat.session.set_seed(seed)
+    def _set_system(self, value: str) -> None:
+        self.chat.system = value
 
     def _set_max_tokens(self, value: str) -> None:
-        n = _integer("max_tokens", value)
+        n = _number("max_tokens", value, int)
         self.chat.max_tokens = n if n >= 0 else self.chat.session.n_ctx
 
+    def _set_seed(self, value: str) -> None:
+        self.seed = self.chat.session.set_seed(_number("seed", value, int))
+
     def _set_lookup(self, value: str) -> None:
-        if value not in _SWITCHES:
-            raise InvalidRequestError(f"/set lookup takes on or off, not {value!r}")
-        self._use_drafter(self.chat.session, _SWITCHES[value], self.draft_max)
-        self.lookup = _SWITCHES[value]
+        wanted = _switched("lookup", value)
+        self._use_drafter(self.chat.session, wanted, self.draft_max)
+        self.lookup = wanted
 
     def _set_draft_max(self, value: str) -> None:
-        n = _integer("draft_max", value)
+        n = _number("draft_max", value, int)
         if not 1 <= n <= LIMIT:
             raise InvalidRequestError(f"/set draft_max takes 1 to {LIMIT}, not {n}")
         self._use_drafter(self.chat.session, self.lookup, n)
@@ -167,9 +169,6 @@ class Settings:
             session.drafter = None
         elif isinstance(session.drafter, DraftModel | MtpHead | PromptLookup):
             session.drafter.max_tokens = draft_max
-
-    def _set_system(self, value: str) -> None:
-        self.chat.system = value
 
     def _set_stop(self, value: str) -> None:
         texts = () if value in _NONE else tuple(map(unescaped, words(value)))
@@ -197,29 +196,21 @@ class Settings:
         self._sample(grammar=None, json_schema=_ANY_JSON if value == "json" else None)
 
 
-def _switch(name: str) -> Callable[[Settings, str], None]:
-    def change(settings: Settings, value: str) -> None:
-        if value not in _SWITCHES:
-            raise InvalidRequestError(f"/set {name} takes on or off, not {value!r}")
-        setattr(settings, name, _SWITCHES[value])
+def _switched(name: str, value: str) -> bool:
+    if value not in _SWITCHES:
+        raise InvalidRequestError(f"/set {name} takes on or off, not {value!r}")
+    return _SWITCHES[value]
 
-    return change
+
+def _switch(name: str) -> Callable[[Settings, str], None]:
+    return lambda settings, value: setattr(settings, name, _switched(name, value))
 
 
 _SETTERS: Mapping[str, Callable[[Settings, str], None]] = {
-    "system": Settings._set_system,
-    "max_tokens": Settings._set_max_tokens,
-    "seed": Settings._set_seed,
-    "stop": Settings._set_stop,
-    "grammar": Settings._set_grammar,
-    "schema": Settings._set_schema,
-    "format": Settings._set_format,
-    "think": Settings._set_think,
-    "effort": Settings._set_effort,
-    "lookup": Settings._set_lookup,
-    "draft_max": Settings._set_draft_max,
+    **{name.removeprefix("_set_"): setter for name, setter in vars(Settings).items() if name.startswith("_set_")},
     **{name: _switch(name) for name in ("verbose", "wordwrap", "history", "log")},
 }
+"""Functions that set a setting from text: the methods `_set_*` of Settings, and switches."""
 
 NAMES = tuple(dict.fromkeys((*_SETTERS, *_WORDS, *FIELDS.values())))
 """Names of settings, for completion."""
@@ -241,15 +232,9 @@ def _text_or_file(value: str) -> str | None:
     return read_file(path) if is_file else value
 
 
-def _integer(name: str, value: str) -> int:
+def _number(name: str, value: str, kind: type[T]) -> T:
     try:
-        return int(value)
+        return kind(value)
     except ValueError:
-        raise InvalidRequestError(f"/set {name} takes an integer, not {value!r}") from None
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InvalidRequestError(f"/set {name} takes a number, not {value!r}") from None
+        expected = "an integer" if kind is int else "a number"
+        raise InvalidRequestError(f"/set {name} takes {expected}, not {value!r}") from None

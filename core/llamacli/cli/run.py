@@ -8,20 +8,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from llamacli.cli import options
 from llamacli.cli.chat import ChatOptions, chat_options
 from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
-from llamacli.cli.options import (
-    PATH,
-    global_options,
-    kv_type_options,
-    lora_option,
-    mode_option,
-    option,
-    threads_option,
-)
+from llamacli.cli.options import PATH, option
+from llamacli.cli.overrides import override_options
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
@@ -44,7 +38,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         "-hf", "--hf-repo", metavar=REFERENCE, allow_from_autoenv=False,
         help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
     ),
-    lora_option,
+    options.lora_option,
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
     option(
@@ -68,6 +62,10 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="Continue a session file of --save-session without evaluating its tokens again.",
     ),
     option("--save-session", type=PATH, help="Save the session to a file at the end, for --load-session."),
+    option(
+        "--prompt-cache", metavar="DIR", type=PATH,
+        help="Keep the beginnings of texts in this folder, up to 4 GiB, and read those of new ones from it.",
+    ),
 )  # fmt: skip
 @in_group(
     "Sampling",
@@ -96,8 +94,15 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="With --logprobs: write an HTML page with tokens coloured by probability, alternatives on hover.",
     ),
 )  # fmt: skip
-@in_group("Computing", threads_option, mode_option, kv_type_options("f32 in mode fp32, else f16"))
-@global_options
+@in_group(
+    "Computing",
+    options.threads_option,
+    options.mode_option,
+    options.load_option,
+    options.kv_type_options("f32 in mode fp32, else f16"),
+)
+@override_options
+@options.global_options
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -155,7 +160,6 @@ def run(
 
 
 def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None, **_: Any) -> None:
-    """Check that output files can be written, before computing anything."""
     if html is not None:
         if not logprobs:
             raise click.UsageError("--html shows log-probabilities: add --logprobs N.")

@@ -52,10 +52,13 @@ class RunOptions:
     ignore_eos: bool
     display_prompt: bool
     mode: str
+    load_mode: str
+    overrides: dict[str, Any]
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
     load_session: str | None
     save_session: str | None
+    prompt_cache: str | None
     lookup: bool
     draft: str | None
     draft_max: int
@@ -66,10 +69,7 @@ class RunOptions:
 
     @classmethod
     def pop_from(cls, given: dict[str, Any], **more: Any) -> Self:
-        """Remove the options from a command's parameters.
-
-        The rest are those of sampling.
-        """
+        """Remove the options from a command's parameters, leaving those of sampling."""
         own = {field.name: given.pop(field.name) for field in attrs.fields(cls) if field.name in given}
         return cls(**own, **more, sampling=given)
 
@@ -113,9 +113,15 @@ def execute(options: RunOptions) -> str | None:
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
-    with load(options.model, options.mode, options.threads, options.lora) as model:
+    with load(
+        options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides
+    ) as model:
         from llamacli.engine.packed_copies import finish_copies
 
+        if options.prompt_cache is not None:
+            from llamacli.kv.prompt_cache import MAX_BYTES, PromptCache
+
+            model.prompt_cache = PromptCache(Path(options.prompt_cache), MAX_BYTES)
         result = _generate(options, model, time.perf_counter() - started, repl)
         finish_copies()  # a model that is closed earlier leaves none
     if not isinstance(result, Result):
@@ -216,7 +222,6 @@ def _create_repl(
     seed: int,
     logged: Conversation | None,
 ) -> Repl:
-    """Create the chat at the terminal."""
     if params.n_probs:
         raise click.UsageError("--logprobs is for one reply: give a prompt.")
     from llamacli.cli.repl import Repl
@@ -240,7 +245,6 @@ def _check(session: Session, params: SamplingParams) -> None:
 
 
 def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
-    """Put the conversation that the options name into a chat."""
     if options.chat.resume is None:
         return None
     conversation = conversation_log().load(options.chat.resume or None)
@@ -250,7 +254,6 @@ def _resumed(options: RunOptions, chat: ChatSession) -> Conversation | None:
 
 
 def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str]:
-    """Description of the model for `/show`."""
     names = (model.metadata.get(f"general.{key}") for key in ("name", "size_label"))
     adapters = [f"{adapter.path.name}:{scale:g}" for adapter, scale in session.adapters]
     return {
@@ -274,7 +277,6 @@ def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
 
 
 def _report(options: RunOptions, model: Model, result: Result) -> None:
-    """Print what comes after the text: JSON, log-probabilities, notes, statistics."""
     completion = result.completion
     logprobs = bool(options.sampling["logprobs"])
     if options.json:

@@ -19,12 +19,14 @@ from llamacli.cli.options import (
     StderrHandler,
     global_options,
     kv_type_options,
+    load_option,
     lora_option,
     mode_option,
     option,
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
+from llamacli.cli.overrides import override_options
 from llamacli.cli.progress import Task, shown, working
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
@@ -153,6 +155,14 @@ _GROUPS = {
             "contexts for all texts at once, 40 % of what is free after loading at most.",
         ),
         option(
+            "--prompt-cache", metavar="DIR", type=PATH,
+            help="Keep the beginnings of prompts in this folder, so that they survive a restart.",
+        ),
+        option(
+            "--prompt-cache-size", metavar="SIZE", type=ByteSize(), default="4G", show_default=True,
+            help="Limit of that folder; what was not used for longest is deleted.",
+        ),
+        option(
             "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
             help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
             "0: the greatest throughput.",
@@ -255,7 +265,8 @@ def _serve_options(command: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
-@in_group("Computing", mode_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@override_options
+@in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
@@ -374,13 +385,14 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
-             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode",
-             "threads", "lookup", "draft_max")  # fmt: skip
+             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
+             "overrides", "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     return EngineSettings(
         n_ctx=given["ctx_size"] or None,
         max_running=running,
         extra_running=0 if given["max_running"] else MOST_RUNNING - running,
+        prompt_cache=given["prompt_cache"] and (given["prompt_cache"], given["prompt_cache_size"]),
         **{name: given[name] for name in names},
     )
 
@@ -432,7 +444,6 @@ def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -
 
 
 def _log_requests() -> None:
-    """Log requests to stderr, with the time."""
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
@@ -451,7 +462,6 @@ def _warn_of_open_server(http: HttpSettings) -> None:
 
 
 def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
-    """Line that names the address, the model and the limits."""
     from llamacli.serve.models import LoadedModel
 
     if isinstance(loaded, LoadedModel):
@@ -467,6 +477,5 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
 
 
 def _address(host: str, port: int) -> str:
-    """Base URL of the server."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"

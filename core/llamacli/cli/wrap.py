@@ -76,5 +76,4 @@ def flowed(cells: Iterable[str], width: int) -> list[str]:
 
 
 def _n_cells(text: str) -> int:
-    """Number of columns of a text on a terminal."""
     return sum(max(0, wcwidth(character)) for character in text)

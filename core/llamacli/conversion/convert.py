@@ -193,23 +193,20 @@ def write(
 
 def _pairs(planned: Plan) -> list[bytes]:
     file, file_type, imatrix = planned.file, planned.file_type, planned.imatrix
-    ours = {
-        key: uint32_pair(key, value)
-        for key, value in (
-            ("general.quantization_version", _QUANTIZATION_VERSION),
-            ("general.file_type", file_type.number),
-        )
+    ours: dict[str, int | str] = {
+        "general.quantization_version": _QUANTIZATION_VERSION,
+        "general.file_type": file_type.number,
     }
     if imatrix:
         ours |= {
-            "quantize.imatrix.file": string_pair("quantize.imatrix.file", imatrix.path.name),
-            "quantize.imatrix.entries_count": uint32_pair("quantize.imatrix.entries_count", len(imatrix.entries)),
-            "quantize.imatrix.chunks_count": uint32_pair("quantize.imatrix.chunks_count", imatrix.chunk_count),
+            "quantize.imatrix.file": imatrix.path.name,
+            "quantize.imatrix.entries_count": len(imatrix.entries),
+            "quantize.imatrix.chunks_count": imatrix.chunk_count,
+            **({"quantize.imatrix.dataset": imatrix.datasets[0]} if imatrix.datasets else {}),
         }
-        if imatrix.datasets:
-            ours["quantize.imatrix.dataset"] = string_pair("quantize.imatrix.dataset", imatrix.datasets[0])
     kept = {key: file.pair(key) for key in file.metadata if key not in _SPLIT_KEYS}
-    return list((kept | ours).values())
+    made = {key: string_pair(key, x) if isinstance(x, str) else uint32_pair(key, x) for key, x in ours.items()}
+    return list((kept | made).values())
 
 
 def _check_room(path: Path, planned: Plan) -> None:

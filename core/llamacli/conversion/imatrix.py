@@ -38,10 +38,7 @@ class Importance:
 
     @property
     def means(self) -> Floats:
-        """Mean squared inputs, float32 [n_counts * n_values].
-
-        Those of an expert that was never chosen are 1.
-        """
+        """Mean squared inputs, float32 [n_counts * n_values]; 1 for experts never chosen."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32).reshape(-1)
 
@@ -110,7 +107,10 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
             if not counts.size or sums.size % counts.size or not sums.size:
                 raise ModelFormatError(f"{path}: {name!r} has {sums.size} numbers for {counts.size} counts")
             entries[stem] = Importance(sums.reshape(counts.size, -1).copy(), counts.copy())
-        datasets = [str(name) for name in file.metadata.get(_DATASETS, ())]
+        found = file.metadata.get(_DATASETS, ())
+        if not isinstance(found, Sequence) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
+            raise ModelFormatError(f"{path}: {_DATASETS} is {found!r}, not a list of strings")
+        datasets = [*found]
         count, size = (file.metadata.get_int(key, 0, minimum=0) for key in (_CHUNK_COUNT, _CHUNK_SIZE))
     return ImportanceMatrix(path, entries, datasets, count, size)
 

@@ -7,8 +7,8 @@ for single architectures are left out.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum, IntEnum, auto
+from collections.abc import Callable, Collection, Iterable
+from enum import Enum, IntEnum
 
 import attrs
 
@@ -28,45 +28,18 @@ class FileType:
     type: IntEnum
 
 
-FILE_TYPES = {
-    kind.name: kind
-    for kind in (
-        FileType("F32", 0, T.F32),
-        FileType("F16", 1, T.F16),
-        FileType("BF16", 32, T.BF16),
-        FileType("Q8_0", 7, T.Q8_0),
-        FileType("Q4_0", 2, T.Q4_0),
-        FileType("Q4_1", 3, T.Q4_1),
-        FileType("Q5_0", 8, T.Q5_0),
-        FileType("Q5_1", 9, T.Q5_1),
-        FileType("Q2_K", 10, T.Q2_K),
-        FileType("Q3_K_S", 11, T.Q3_K),
-        FileType("Q3_K_M", 12, T.Q3_K),
-        FileType("Q3_K_L", 13, T.Q3_K),
-        FileType("Q4_K_S", 14, T.Q4_K),
-        FileType("Q4_K_M", 15, T.Q4_K),
-        FileType("Q5_K_S", 16, T.Q5_K),
-        FileType("Q5_K_M", 17, T.Q5_K),
-        FileType("Q6_K", 18, T.Q6_K),
-        FileType("Q2_K_S", 21, T.Q2_K),
-        FileType("IQ4_NL", 25, T.IQ4_NL),
-        FileType("IQ4_XS", 30, T.IQ4_XS),
-        FileType("IQ3_M", 27, T.IQ3_S),
-        FileType("IQ3_S", 26, T.IQ3_S),
-        FileType("IQ3_XS", 22, T.IQ3_S),
-        FileType("IQ3_XXS", 23, T.IQ3_XXS),
-        FileType("IQ2_M", 29, T.IQ2_S),
-        FileType("IQ2_S", 28, T.IQ2_XS),
-        FileType("IQ2_XS", 20, T.IQ2_XS),
-        FileType("IQ2_XXS", 19, T.IQ2_XXS),
-        FileType("IQ1_M", 31, T.IQ1_M),
-        FileType("IQ1_S", 24, T.IQ1_S),
-        FileType("TQ2_0", 37, T.TQ2_0),
-        FileType("TQ1_0", 36, T.TQ1_0),
-        FileType("MXFP4_MOE", 38, T.MXFP4),
-        FileType("NVFP4", 39, T.NVFP4),
-    )
-}
+_TYPES = (
+    ("F32", 0, T.F32), ("F16", 1, T.F16), ("BF16", 32, T.BF16), ("Q8_0", 7, T.Q8_0), ("Q4_0", 2, T.Q4_0),
+    ("Q4_1", 3, T.Q4_1), ("Q5_0", 8, T.Q5_0), ("Q5_1", 9, T.Q5_1), ("Q2_K", 10, T.Q2_K), ("Q3_K_S", 11, T.Q3_K),
+    ("Q3_K_M", 12, T.Q3_K), ("Q3_K_L", 13, T.Q3_K), ("Q4_K_S", 14, T.Q4_K), ("Q4_K_M", 15, T.Q4_K),
+    ("Q5_K_S", 16, T.Q5_K), ("Q5_K_M", 17, T.Q5_K), ("Q6_K", 18, T.Q6_K), ("Q2_K_S", 21, T.Q2_K),
+    ("IQ4_NL", 25, T.IQ4_NL), ("IQ4_XS", 30, T.IQ4_XS), ("IQ3_M", 27, T.IQ3_S), ("IQ3_S", 26, T.IQ3_S),
+    ("IQ3_XS", 22, T.IQ3_S), ("IQ3_XXS", 23, T.IQ3_XXS), ("IQ2_M", 29, T.IQ2_S), ("IQ2_S", 28, T.IQ2_XS),
+    ("IQ2_XS", 20, T.IQ2_XS), ("IQ2_XXS", 19, T.IQ2_XXS), ("IQ1_M", 31, T.IQ1_M), ("IQ1_S", 24, T.IQ1_S),
+    ("TQ2_0", 37, T.TQ2_0), ("TQ1_0", 36, T.TQ1_0), ("MXFP4_MOE", 38, T.MXFP4), ("NVFP4", 39, T.NVFP4),
+)  # fmt: skip
+
+FILE_TYPES = {name: FileType(name, number, kind) for name, number, kind in _TYPES}
 """Supported file types by name."""
 
 FILE_TYPE_NAMES = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
@@ -165,20 +138,8 @@ def is_quantizable(info: TensorInfo) -> bool:
 # --- the mixtures ----------------------------------------------------------------------------------------------------
 
 
-class _Role(Enum):
-    """Role of a tensor in the rules of mixtures."""
-
-    OUTPUT = auto()
-    EMBEDDING = auto()
-    QUERY = auto()
-    VALUE = auto()
-    KEY = auto()
-    ATTENTION_OUTPUT = auto()
-    UP = auto()
-    GATE = auto()
-    DOWN = auto()
-    OTHER = auto()
-
+_Role = Enum("_Role", "OUTPUT EMBEDDING QUERY VALUE KEY ATTENTION_OUTPUT UP GATE DOWN OTHER")
+"""Roles of tensors in the rules of mixtures."""
 
 _EXACT = {
     "output.weight": _Role.OUTPUT,
@@ -256,14 +217,6 @@ class _Place:
 _Rule = Callable[[_Place], TensorType | None]
 
 
-def _always(kind: TensorType) -> _Rule:
-    return lambda place: kind
-
-
-def _where_more_bits(kind: TensorType) -> _Rule:
-    return lambda place: kind if place.uses_more_bits else None
-
-
 def _grouped(kind: TensorType, otherwise: TensorType | None = None) -> _Rule:
     """Type where at least four query heads share a key-value head."""
     return lambda place: kind if place.model.group >= 4 else otherwise
@@ -274,8 +227,8 @@ def _early(kind: TensorType, *, imatrix: bool) -> _Rule:
     return lambda place: kind if place.is_early and place.model.has_imatrix is imatrix else None
 
 
-def _inner(kind: TensorType) -> _Rule:
-    return lambda place: kind if place.is_inner else None
+def _values_of_iq3_xxs(place: _Place) -> TensorType | None:
+    return T.Q4_K if place.model.group >= 4 else None if place.model.has_imatrix else T.IQ3_S
 
 
 def _down_of_iq3_xxs(place: _Place) -> TensorType | None:
@@ -289,49 +242,36 @@ def _down_of_iq3_m(place: _Place) -> TensorType | None:
     return T.Q4_K if place.is_early or more else None
 
 
-_RULES: Mapping[tuple[str, _Role], _Rule] = {
-    ("Q4_0", _Role.DOWN): _early(T.Q4_1, imatrix=True),
-    ("Q5_0", _Role.DOWN): _early(T.Q5_1, imatrix=True),
-    ("Q2_K", _Role.VALUE): _grouped(T.Q4_K, T.Q3_K),
-    ("Q2_K_S", _Role.VALUE): _grouped(T.Q4_K),
-    ("Q2_K_S", _Role.DOWN): lambda place: T.Q4_K if place.is_early else None,
-    ("Q2_K", _Role.DOWN): _always(T.Q3_K),
-    ("Q2_K", _Role.ATTENTION_OUTPUT): _always(T.Q3_K),
-    ("Q3_K_M", _Role.VALUE): lambda place: T.Q5_K if place.index < 2 else T.Q4_K,
-    ("Q3_K_M", _Role.DOWN): lambda place: T.Q5_K if place.index < place.count // 16 else T.Q4_K,
-    ("Q3_K_M", _Role.ATTENTION_OUTPUT): _always(T.Q4_K),
-    ("Q3_K_L", _Role.VALUE): _always(T.Q5_K),
-    ("Q3_K_L", _Role.DOWN): _always(T.Q5_K),
-    ("Q3_K_L", _Role.ATTENTION_OUTPUT): _always(T.Q5_K),
-    ("Q4_K_S", _Role.VALUE): lambda place: T.Q5_K if place.index < 4 else None,
-    ("Q4_K_S", _Role.DOWN): lambda place: T.Q5_K if place.is_early else None,
-    ("Q4_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
-    ("Q4_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
-    ("Q5_K_M", _Role.VALUE): _where_more_bits(T.Q6_K),
-    ("Q5_K_M", _Role.DOWN): _where_more_bits(T.Q6_K),
-    ("IQ4_NL", _Role.VALUE): _grouped(T.Q5_K),
-    ("IQ4_NL", _Role.DOWN): _early(T.Q5_K, imatrix=False),
-    ("IQ4_XS", _Role.VALUE): _grouped(T.Q5_K),
-    ("IQ4_XS", _Role.DOWN): _early(T.Q5_K, imatrix=False),
-    ("IQ3_M", _Role.VALUE): _always(T.Q4_K),
-    ("IQ3_M", _Role.DOWN): _down_of_iq3_m,
-    ("IQ3_M", _Role.ATTENTION_OUTPUT): _always(T.Q4_K),
-    ("IQ3_S", _Role.VALUE): _grouped(T.Q4_K),
-    ("IQ3_XS", _Role.VALUE): _grouped(T.Q4_K),
-    ("IQ3_XS", _Role.KEY): _always(T.IQ3_XXS),
-    ("IQ3_XS", _Role.QUERY): _always(T.IQ3_XXS),
-    ("IQ3_XS", _Role.GATE): _inner(T.IQ3_XXS),
-    ("IQ3_XS", _Role.UP): _inner(T.IQ3_XXS),
-    ("IQ3_XXS", _Role.EMBEDDING): _always(T.IQ3_S),
-    ("IQ3_XXS", _Role.VALUE): lambda place: (
-        T.Q4_K if place.model.group >= 4 else None if place.model.has_imatrix else T.IQ3_S
-    ),
-    ("IQ3_XXS", _Role.KEY): _always(T.IQ2_S),
-    ("IQ3_XXS", _Role.QUERY): _always(T.IQ2_S),
-    ("IQ3_XXS", _Role.DOWN): _down_of_iq3_xxs,
-    ("IQ3_XXS", _Role.ATTENTION_OUTPUT): _always(T.IQ3_S),
-    ("TQ1_0", _Role.EMBEDDING): _always(T.Q4_K),
-    ("TQ2_0", _Role.EMBEDDING): _always(T.Q4_K),
+_RULES: dict[tuple[str, _Role], TensorType | _Rule] = {
+    (name, role): rule
+    for names, roles, rule in (
+        ("Q4_0", "DOWN", _early(T.Q4_1, imatrix=True)),
+        ("Q5_0", "DOWN", _early(T.Q5_1, imatrix=True)),
+        ("Q2_K", "VALUE", _grouped(T.Q4_K, T.Q3_K)),
+        ("Q2_K", "DOWN ATTENTION_OUTPUT", T.Q3_K),
+        ("Q2_K_S IQ3_S IQ3_XS", "VALUE", _grouped(T.Q4_K)),
+        ("Q2_K_S", "DOWN", lambda place: T.Q4_K if place.is_early else None),
+        ("Q3_K_M", "VALUE", lambda place: T.Q5_K if place.index < 2 else T.Q4_K),
+        ("Q3_K_M", "DOWN", lambda place: T.Q5_K if place.index < place.count // 16 else T.Q4_K),
+        ("Q3_K_M", "ATTENTION_OUTPUT", T.Q4_K),
+        ("Q3_K_L", "VALUE DOWN ATTENTION_OUTPUT", T.Q5_K),
+        ("Q4_K_S", "VALUE", lambda place: T.Q5_K if place.index < 4 else None),
+        ("Q4_K_S", "DOWN", lambda place: T.Q5_K if place.is_early else None),
+        ("Q4_K_M Q5_K_M", "VALUE DOWN", lambda place: T.Q6_K if place.uses_more_bits else None),
+        ("IQ4_NL IQ4_XS", "VALUE", _grouped(T.Q5_K)),
+        ("IQ4_NL IQ4_XS", "DOWN", _early(T.Q5_K, imatrix=False)),
+        ("IQ3_M", "VALUE ATTENTION_OUTPUT", T.Q4_K),
+        ("IQ3_M", "DOWN", _down_of_iq3_m),
+        ("IQ3_XS", "KEY QUERY", T.IQ3_XXS),
+        ("IQ3_XS", "GATE UP", lambda place: T.IQ3_XXS if place.is_inner else None),
+        ("IQ3_XXS", "EMBEDDING ATTENTION_OUTPUT", T.IQ3_S),
+        ("IQ3_XXS", "VALUE", _values_of_iq3_xxs),
+        ("IQ3_XXS", "KEY QUERY", T.IQ2_S),
+        ("IQ3_XXS", "DOWN", _down_of_iq3_xxs),
+        ("TQ1_0 TQ2_0", "EMBEDDING", T.Q4_K),
+    )
+    for name in names.split()
+    for role in (_Role[word] for word in roles.split())
 }
 """Types of tensors that differ from the file's type, by mixture and role."""
 
@@ -407,7 +347,7 @@ def _by_role(role: _Role, place: _Place, kind: FileType) -> IntEnum:
     if model.n_expert == _EIGHT_EXPERTS and role is _Role.ATTENTION_OUTPUT:
         return T.Q5_K if kind.name in _EIGHT_EXPERTS_OUTPUT else kind.type
     rule = _RULES.get((kind.name, role))
-    chosen = (rule and rule(place)) or kind.type
+    chosen = (rule(place) if callable(rule) else rule) or kind.type
     shared_values = model.n_layer == _MANY_LAYERS and model.n_head != model.n_head_kv
     if role is _Role.VALUE and shared_values and chosen in (T.Q3_K, T.Q4_K):
         return T.Q5_K
@@ -415,7 +355,6 @@ def _by_role(role: _Role, place: _Place, kind: FileType) -> IntEnum:
 
 
 def _layer(name: str) -> int:
-    """Layer number in a tensor's name, or -1."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1
 

@@ -53,29 +53,30 @@ class Adapter:
     _pairs: Mapping[str, tuple[Tensor, Tensor]] = attrs.field(repr=False)
     _matrices: Mapping[Tensor, Any] = attrs.field(repr=False, factory=dict)
 
-    def changes(self, tensor: Tensor, scale: float, *, by_token: bool) -> LowRanks:
+    def changes(self, tensor: Tensor, number: int, *, by_token: bool) -> LowRanks:
         """Low-rank changes of a tensor of the model: one, or none.
 
-        `by_token` is true for a table of embeddings, whose `a` has a row a token.
+        `number` is the adapter's among those of the program. `by_token` is true for a table of embeddings, whose `a`
+        has a row a token.
         """
         if tensor.name not in self._pairs or by_token != _is_table(tensor.name):
             return ()
         a, b = self._pairs[tensor.name]
         *stack, n_out, n_in = _matrix_shape(tensor.shape)
         rank = b.shape[-1]
-        scale *= self.alpha / rank if self.alpha else 1.0
+        ratio = self.alpha / rank if self.alpha else 1.0
         if by_token:
-            return (LowRank(a, b, scale),)
+            return (LowRank(a, b, ratio, number),)
         if n_in != a.shape[-1]:  # the forward pass uses the tensor in another shape
             return ()
         a = attrs.evolve(a, shape=(*stack, *a.shape[-2:]), group=tensor.group)
         whole = tensor.whole and (*tensor.whole[:-1], rank)
         b = attrs.evolve(b, shape=(*stack, n_out, rank), first_row=tensor.first_row, group=tensor.group, whole=whole)
-        return (LowRank(a, b, scale),)
+        return (LowRank(a, b, ratio, number),)
 
 
 Adapters = tuple[tuple[Adapter, float], ...]
-"""Adapters with their scales."""
+"""Adapters with their scales; one of scale 0 changes nothing."""
 
 AdaptersLike = Iterable[Adapter | tuple[Adapter, float]]
 """Adapters, with or without a scale."""
@@ -112,14 +113,20 @@ def checked_scale(scale: object, name: str) -> float:
 
 def key_of(adapters: Adapters) -> str:
     """Text that is equal for adapters that compute the same, "" for none."""
-    return ",".join(f"{adapter.digest}:{scale!r}" for adapter, scale in adapters)
+    return ",".join(f"{adapter.digest}:{scale!r}" for adapter, scale in adapters if scale)
 
 
-def adapted_program(program: Program, adapters: Adapters) -> Program:
-    """Program with the changes of adapters; the program itself for none."""
-    if not adapters:
-        return program
-    matrices = {tensor: matrix for adapter, _ in adapters for tensor, matrix in adapter._matrices.items()}
+def without_scales(adapters: Adapters) -> tuple[Adapter, ...]:
+    """The adapters alone, on which the compiled program depends."""
+    return tuple(adapter for adapter, _ in adapters)
+
+
+def adapted_program(program: Program, adapters: Sequence[Adapter]) -> Program:
+    """Program with the changes of adapters.
+
+    Their scales are given with each batch (`Span.adapter_scales`).
+    """
+    matrices = {tensor: matrix for adapter in adapters for tensor, matrix in adapter._matrices.items()}
     return program.recompiled(_adapted(program.graph, adapters), matrices)
 
 
@@ -173,14 +180,14 @@ class _Marked:
         self._file.close()
 
 
-def _adapted(graph: Graph, adapters: Adapters) -> Graph:
+def _adapted(graph: Graph, adapters: Sequence[Adapter]) -> Graph:
     """Graph whose ops have the changes of adapters."""
 
     def of_matrix(tensor: Tensor) -> LowRanks:
-        return tuple(change for one, scale in adapters for change in one.changes(tensor, scale, by_token=False))
+        return tuple(change for i, one in enumerate(adapters) for change in one.changes(tensor, i, by_token=False))
 
     def of_table(tensor: Tensor) -> LowRanks:
-        return tuple(change for one, scale in adapters for change in one.changes(tensor, scale, by_token=True))
+        return tuple(change for i, one in enumerate(adapters) for change in one.changes(tensor, i, by_token=True))
 
     return graph.with_ops([op.adapted(of_table if isinstance(op, Embed) else of_matrix) for op in graph.ops])
 
@@ -188,22 +195,25 @@ def _adapted(graph: Graph, adapters: Adapters) -> Graph:
 def _used_tensors(file: GGUFFile, graph: Graph, adapter: Adapter) -> set[Tensor]:
     """Tensors of an adapter that ops of the adapted graph read.
 
-    Raises ModelFormatError if an op cannot have the changes. An output layer that is the table of embeddings stays as
-    it is: the changes are those of the embeddings.
+    Changes of tensors that nothing reads, such as keys of layers that use those of others, are left out. Raises
+    ModelFormatError if an op cannot have the changes, or if there are no others. An output layer that is the table of
+    embeddings stays as it is: the changes are those of the embeddings.
     """
     used, problems = set[Tensor](), list[str]()
-    for op, adapted in zip(graph.ops, _adapted(graph, ((adapter, 1.0),)).ops, strict=True):
+    for op, adapted in zip(graph.ops, _adapted(graph, [adapter]).ops, strict=True):
         read = {tensor.name for tensor in adapted.tensors()}
         used |= {*adapted.tensors()} - {*op.tensors()}
         for name in {tensor.name for tensor in op.tensors()} & adapter._pairs.keys():
             if adapter._pairs[name][0].name not in read and (isinstance(op, Embed) or not _is_table(name)):
                 problems.append(f"tensor {name}.lora_a changes {name}, which {verb_of(op)} reads: it cannot be adapted")
     missing = {tensor.name for pair in adapter._pairs.values() for tensor in pair} - {tensor.name for tensor in used}
-    if not problems and missing:
-        names = sorted(name.partition("@")[0] for name in missing)
+    names = sorted(name.partition("@")[0] for name in missing)
+    if not problems and not used:
         problems = [f"tensor {name} changes what the forward pass does not read" for name in names]
     if problems:
         raise _misfit(file, problems)
+    for name in names:
+        _log.warning("%s: tensor %s is left out: it changes what the forward pass does not read", file.path, name)
     return used
 
 

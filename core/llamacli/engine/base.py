@@ -90,18 +90,16 @@ class Program(Protocol):
         self,
         tokens: npt.NDArray[np.int32],
         spans: Sequence[Span],
+        n_last: Sequence[int],
         *,
-        all_logits: bool = False,
-        n_last: Sequence[int] | None = None,
         hidden: bool = False,
     ) -> npt.NDArray[np.float32]:
         """Run a batch of tokens and write their keys and values.
 
-        `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [n, n_vocab] with
-        `all_logits`, else [len(spans), n_vocab], of the last token of each span; with `n_last`, of that many last
-        tokens of each, which may be 0. With `hidden`, the rows are those that the output layer reads, [.., n_embd]. A
-        token's logits do not depend on which tokens are evaluated in the same call. The caller has checked bounds,
-        reserved the cells and lets no sequence occur twice.
+        `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [sum(n_last), n_vocab],
+        of the last `n_last` tokens of each span, which may be 0. With `hidden`, the rows are those that the output
+        layer reads, [.., n_embd]. A token's logits do not depend on which tokens are evaluated in the same call. The
+        caller has checked bounds, reserved the cells and lets no sequence occur twice.
         """
 
     def forward_with_hidden(
@@ -128,13 +126,13 @@ class Program(Protocol):
         """
 
 
-def wanted_rows(spans: Sequence[Span], all_logits: bool, n_last: Sequence[int] | None) -> npt.NDArray[np.intp]:
+def wanted_rows(spans: Sequence[Span], n_last: Sequence[int]) -> npt.NDArray[np.intp]:
     """Rows of a batch whose results `Program.forward` returns, ascending."""
     rows: list[int] = []
     stop = 0
-    for span, n in zip(spans, [1] * len(spans) if n_last is None else n_last, strict=True):
+    for span, n in zip(spans, n_last, strict=True):
         stop += span.n
-        rows += range(stop - (span.n if all_logits else n), stop)
+        rows += range(stop - n, stop)
     return np.array(rows, np.intp)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.adapters import Adapters
+from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
@@ -17,7 +18,8 @@ from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
 
-Ids = npt.NDArray[np.int32]
+Batch = list[tuple[int, int, int]]
+"""Parts of chunks: the index of each, its first token, the number of tokens."""
 Logits = npt.NDArray[np.float32]
 
 CHECKPOINT_TOKENS = 2048
@@ -33,7 +35,7 @@ class Chunk:
     """Next tokens of a sequence: of a decode step or chunked prefill.
 
     - `cache`: the sequence's cache, which holds the tokens before them and has room.
-    - `ids`: int32 [n], or an `Inputs` of n tokens. Positions of the latter, unless given, follow the number of cached
+    - `ids`: n ids, or an `Inputs` of n tokens. Positions of the latter, unless given, follow the number of cached
       tokens, so that those of tokens after explicit ones have to be given (`Contents.slice`). The cache gets their
       content keys.
     - `adapters`: the LoRA adapters that the cells are computed with.
@@ -47,7 +49,7 @@ class Chunk:
     """
 
     cache: KVSequence
-    ids: Ids | Inputs
+    ids: list[int] | Inputs
     adapters: Adapters = ()
     n_last: int = 1
     n_ahead: int = 0
@@ -73,7 +75,7 @@ def evaluate(
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
     their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
-    starts, rows, n_done, n_tokens = [], list[list[Logits]](), 0, 0
+    starts, rows, n_done, n_tokens, is_one = [], list[list[Logits]](), 0, 0, True
     for i, chunk in enumerate(chunks):
         if isinstance(chunk.ids, Inputs):
             inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
@@ -81,12 +83,19 @@ def evaluate(
         starts.append(len(chunk.cache.tokens))
         rows.append([])
         n_tokens += len(chunk.ids)
+        is_one &= chunk.cache.pool is chunks[0].cache.pool
+        if chunk.adapters != chunks[0].adapters:
+            is_one &= without_scales(chunk.adapters) == without_scales(chunks[0].adapters)
     if n_tokens <= N_BATCH:
         progress = None
     if progress is not None:
         progress(0, n_tokens)
+    if is_one and 0 < n_tokens <= N_BATCH:
+        batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
+    else:
+        batches = _batches(chunks)
     try:
-        for batch in _batches(chunks):
+        for batch in batches:
             n_done += _run(program_of, chunks, batch, starts, rows, hidden)
             if progress is not None:
                 progress(n_done, n_tokens)
@@ -96,14 +105,13 @@ def evaluate(
         raise
     for chunk in chunks:
         if len(chunk.ids):
-            chunk.cache.commit(_keys(chunk.ids), n_ahead=chunk.n_ahead)
+            keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+            chunk.cache.commit(keys, n_ahead=chunk.n_ahead)
             if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
                 _keep(chunk.keep, chunk.cache.fork_before_last())
             if chunk.cache.pool.layout.recurrent:
                 chunk.cache.finish()
-    if len(rows) == len(rows[0]) == 1:
-        return rows[0]
-    return [_joined(parts) if parts else _no_rows(rows) for parts in rows]
+    return [parts[0] if len(parts) == 1 else _joined(parts, rows) for parts in rows]
 
 
 def evaluate_each(program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: bool = False) -> list[Logits | Exception]:
@@ -128,7 +136,7 @@ def evaluate_each(program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: boo
 def _run(
     program_of: ProgramOf,
     chunks: Sequence[Chunk],
-    batch: Sequence[tuple[int, int, int]],
+    batch: Batch,
     starts: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
@@ -146,18 +154,19 @@ def _run(
         hidden_in = None if chunk.hidden_in is None else chunk.hidden_in[first : first + n]
         part = None
         if isinstance(ids, Inputs):
-            part, ids = ids.part(first, first + n), ids.ids
-        spans.append(Span(chunk.cache, start, n, hidden_in, part))
+            part, ids = ids.part(first, first + n), ids.ids.tolist()
+        scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
+        spans.append(Span(chunk.cache, start, n, hidden_in, part, scales))
         parts.append(ids[first : first + n])
         counts.append(max(0, min(n, chunk.n_last - n_left)))
         takes_hidden |= chunk.take_hidden is not None
-    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    tokens = np.array(list(itertools.chain.from_iterable(parts)), np.int32)
     with np.errstate(all="ignore"):  # what overflows reaches the logits, and is refused when drawing
         if takes_hidden:
             logits, states = program.forward_with_hidden(tokens, spans, counts)
             _give_hidden(states, batch, spans, parts, chunks)
         else:
-            logits = program.forward(tokens, spans, n_last=counts, hidden=hidden)
+            logits = program.forward(tokens, spans, counts, hidden=hidden)
     row = 0
     for (i, first, n), n_rows in zip(batch, counts, strict=True):
         chunk = chunks[i]
@@ -166,8 +175,8 @@ def _run(
         if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
             chunk.cache.advance(starts[i] + first + n)
             if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
-                done = _keys(chunk.ids)[: first + n]
-                _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + done))
+                keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+                _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + keys[: first + n]))
     return len(tokens)
 
 
@@ -178,9 +187,9 @@ def _keep(keep: Callable[[KVSequence], None], checkpoint: KVSequence) -> None:
 
 def _give_hidden(
     states: Logits,
-    batch: Sequence[tuple[int, int, int]],
+    batch: Batch,
     spans: Sequence[Span],
-    parts: Sequence[Ids],
+    parts: Sequence[list[int]],
     chunks: Sequence[Chunk],
 ) -> None:
     """Give the hidden states of a batch to those who take them."""
@@ -189,12 +198,8 @@ def _give_hidden(
         chunk = chunks[i]
         if chunk.take_hidden is not None:
             n_drafted = min(n, max(0, first + n - len(chunk.ids) + chunk.n_ahead))
-            chunk.take_hidden(span.start, part.tolist(), states[row : row + n], n_drafted)
+            chunk.take_hidden(span.start, part, states[row : row + n], n_drafted)
         row += n
-
-
-def _keys(ids: Ids | Inputs) -> list[int]:
-    return ids.keys if isinstance(ids, Inputs) else ids.tolist()
 
 
 def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
@@ -242,16 +247,14 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
             )
 
 
-def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
+def _batches(chunks: Sequence[Chunk]) -> Iterator[Batch]:
     """Split chunks into batches of at most N_BATCH tokens.
 
     Each is of one pool and set of adapters; spans of inputs are not cut.
-
-    A batch lists parts of chunks: the index, its first token, the number of tokens.
     """
-    groups = dict[tuple[int, Adapters], list[int]]()
+    groups = dict[tuple[int, tuple[Adapter, ...]], list[int]]()
     for i, chunk in enumerate(chunks):
-        groups.setdefault((id(chunk.cache.pool), chunk.adapters), []).append(i)
+        groups.setdefault((id(chunk.cache.pool), without_scales(chunk.adapters)), []).append(i)
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
         room = N_BATCH
@@ -270,11 +273,9 @@ def _batches(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, int, int]]]:
             yield batch
 
 
-def _joined(parts: list[Logits]) -> Logits:
+def _joined(parts: list[Logits], rows: list[list[Logits]]) -> Logits:
+    """Join the logits of a chunk's parts, if it has any."""
+    if not parts:
+        return np.empty((0, next((parts[0].shape[1] for parts in rows if parts), 0)), np.float32)
     filled = [part for part in parts if len(part)]
     return np.concatenate(filled) if len(filled) > 1 else filled[0] if filled else parts[-1]
-
-
-def _no_rows(rows: list[list[Logits]]) -> Logits:
-    """The logits of no tokens."""
-    return np.empty((0, next((parts[0].shape[1] for parts in rows if parts), 0)), np.float32)

@@ -19,19 +19,25 @@ from llamacli.engine.weights import PackedWeights
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.gguf import Metadata
 from llamacli.graph import Tensor
-from llamacli.kernels.catalog import shared_kernels
+from llamacli.kernels.catalog import CACHES, shared_kernels
 from llamacli.kernels.jit import ArrayFunction, Compiled, Kernel
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.registry import packings
 from llamacli.kernels.team import Team
-from llamacli.kv import KV_TYPES, KVType
 from llamacli.loaders import ArrayFile
 from llamacli.ops.lowering import Step
 from llamacli.quantization import TensorType
 from llamacli.tokenizer import kernels as tokenizer_kernels
 
 _log = logging.getLogger(__name__)
+
+
+class _NoTeam(Team):
+    """Team of one thread that is not started: nothing is run."""
+
+    def __init__(self) -> None:
+        self.n_threads, self.nodes = 1, ()
 
 
 class _EmptyWeights(PackedWeights):
@@ -72,14 +78,11 @@ def _kernels_of_ops(team: Team) -> Iterator[Kernel]:
             if isinstance(kernel, Kernel):
                 yield kernel
             elif kernel is not None:
-                yield from (kernel(KVType(name, name)) for name in KV_TYPES)
+                yield from map(kernel, CACHES)
 
 
 def catalog() -> list[Compiled]:
-    """List all kernels, each once.
-
-    Listing compiles none but those that run a team of threads.
-    """
+    """List all kernels, each once, without compiling any."""
     tokenizers = [value for value in vars(tokenizer_kernels).values() if isinstance(value, ArrayFunction)]
-    kernels = [*shared_kernels(), *tokenizers, *_kernels_of_ops(Team(1))]
+    kernels = [*shared_kernels(), *tokenizers, *_kernels_of_ops(_NoTeam())]
     return list({kernel.name: kernel for kernel in kernels}.values())

@@ -21,12 +21,14 @@ from llamacli.engine.adapters import (
     checked_adapters,
     key_of,
     load_adapter,
+    without_scales,
 )
 from llamacli.engine.base import Program, QuantMode
 from llamacli.engine.batching import Chunk, evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
+from llamacli.kv.prompt_cache import PromptCache
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.locking import fork_safe
 from llamacli.util.memory import trim_heap
@@ -56,6 +58,7 @@ class CompiledModel:
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
     - `adapters`: LoRA adapters of new sessions, with their scales.
+    - `prompt_cache`: prefixes on disk, None for none.
     """
 
     def __init__(
@@ -71,11 +74,12 @@ class CompiledModel:
         self._shapes = dict(shapes or {})
         self._adapters: Adapters = ()
         self._loaded_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
-        self._programs: OrderedDict[str, Program] = OrderedDict()  # the one used last is at the end
+        self._programs: OrderedDict[tuple[Adapter, ...], Program] = OrderedDict()  # the one used last is at the end
         self._programs_lock = fork_safe(threading.Lock())
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
+        self.prompt_cache: PromptCache | None = None
         self._program: Program | None = program
         self._load_nextn: Callable[[Program], Program] | None = None
         self._nextn: Program | None = None
@@ -119,14 +123,17 @@ class CompiledModel:
     def program_with(self, adapters: Adapters) -> Program:
         """The forward pass with adapters, which share its weights.
 
-        Those used last are kept. Raises ClosedError after close().
+        It is compiled for a set of adapters, whatever their scales; those used last are kept. Raises ClosedError after
+        close().
         """
-        program = self.program
+        program = self._program
+        if program is None:
+            raise ClosedError("the model is closed")
         if not adapters:
             return program
-        key = key_of(adapters)
+        key = without_scales(adapters)
         with self._programs_lock:
-            found = self._programs.pop(key, None) or adapted_program(program, adapters)
+            found = self._programs.pop(key, None) or adapted_program(program, key)
             if not self.closed:
                 self._programs[key] = found
             while len(self._programs) > _KEPT_PROGRAMS:
@@ -287,6 +294,8 @@ class CompiledModel:
         Their memory returns to the system at once. Sessions of this model can no longer evaluate then.
         """
         for index in self._prefixes.values():
+            if self.prompt_cache is not None:
+                self.prompt_cache.save(index)
             index.clear()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()

@@ -46,7 +46,7 @@ class StepTable(Lowering):
         self._descriptions = describe_ops(graph)
         self.states, self.recurrent = graph.states, graph.recurrent
         self.steps: list[Step] = []
-        self.prepares: list[Callable[[int], None]] = []
+        self.prepares: list[Callable[[int], int]] = []
         self.jump_prepares: list[Callable[[npt.NDArray[np.int32]], None]] = []
         self.host_ops: dict[Step, str] = {}
         self.plugin_steps: dict[Step, str] = {}
@@ -197,7 +197,7 @@ class StepTable(Lowering):
         resource: Resource = self._resources[key]
         return resource
 
-    def before_run(self, prepare: Callable[[int], None]) -> None:
+    def before_run(self, prepare: Callable[[int], int]) -> None:
         """See Lowering."""
         self.prepares.append(prepare)
 

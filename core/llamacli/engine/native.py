@@ -22,9 +22,9 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable, Watch
-from llamacli.engine.packed_copies import PackedCopy, open_copy, save_copy
+from llamacli.engine.packed_copies import PackedCopy, new_copy, open_copy, save_copy, wants_map
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
-from llamacli.engine.weights import PackedWeights, load_matrix
+from llamacli.engine.weights import PackedWeights, load_matrix, packed_bytes
 from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
@@ -36,11 +36,11 @@ from llamacli.kv import N_BATCH, KVType
 from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.linear import fuse_residuals
-from llamacli.ops.lowering import Array, HostRows, Slot, Step, f32, stride
+from llamacli.ops.lowering import NO_LIMIT, Array, HostRows, Slot, Step, f32
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
 from llamacli.util.locking import fork_safe
-from llamacli.util.memory import address_of
+from llamacli.util.settings import LoadMode
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +53,17 @@ class NativeEngine:
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
     the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
-    background at once, for the first call of `compile`.
+    background at once, for the first call of `compile`. `load` decides whether weights are kept in memory.
     """
 
-    def __init__(self, threads: int | None = None, watch: Watch | None = None, copy_key: str | None = None):
-        self._threads, self._watch, self._copy_key = check_threads(threads), watch, copy_key
+    def __init__(
+        self,
+        threads: int | None = None,
+        watch: Watch | None = None,
+        copy_key: str | None = None,
+        load: LoadMode = LoadMode.AUTO,
+    ):
+        self._threads, self._watch, self._copy_key, self._load = check_threads(threads), watch, copy_key, load
         self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
             opener = ThreadPoolExecutor(1)
@@ -72,14 +78,20 @@ class NativeEngine:
         team = _shared_team(self._threads)
         opening, self._opening = self._opening, None
         copy = opening.result() if opening else self._open_copy(team)
-        weights = PackedWeights(file, modes_of(graph, mode), team, copy=copy)
+        modes = modes_of(graph, mode)
+        if copy is None and self._copy_key:
+            n_bytes = packed_bytes(graph, file, modes)
+            if wants_map(self._load, n_bytes, file.path):
+                with new_copy(self._copy_key, file.path, n_bytes) as new:
+                    return NativeProgram(graph, PackedWeights(file, modes, team, new_copy=new), mode, team, self._watch)
+        weights = PackedWeights(file, modes, team, copy=copy)
         program = NativeProgram(graph, weights, mode, team, self._watch)
         if self._copy_key and not (copy and copy.complete):
             save_copy(self._copy_key, file.path, weights.copyable)
         return program
 
     def _open_copy(self, team: Team) -> PackedCopy | None:
-        return open_copy(self._copy_key, self._threads, team.nodes) if self._copy_key else None
+        return open_copy(self._copy_key, self._threads, team.nodes, self._load) if self._copy_key else None
 
 
 _teams: dict[int, Team] = {}
@@ -143,15 +155,17 @@ class NativeProgram:
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
         in_tail = self._tail < len(self._steps)
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
-        self._run, self._rows, self._has_inputs = np.zeros(1, RUN), np.zeros(N_BATCH, ROW), False
-        self._run["rows"] = self._rows.ctypes.data
+        self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
+        self._run["rows"], self._run_address = self._rows.ctypes.data, self._run.ctypes.data
+        self._fields = self._rows.view(np.int64).reshape(N_BATCH, -1)
+        self._reached, self._has_reported = 0, False
         self._work, self._work_seen = (
             np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
         )
         self._work_before, self._work_seen_before = (
             [0.0, *np.cumsum(work).tolist()] for work in (self._work, self._work_seen)
         )
-        self._tables: dict[KVType, Array] = {}
+        self._tables: dict[KVType, int] = {}
         self._table(KVType("f16", "f16"))
         self._shared = table.release()
 
@@ -201,65 +215,47 @@ class NativeProgram:
         return self._shifts.rope_variant(seq_len)
 
     def forward(
-        self,
-        tokens: npt.NDArray[np.int32],
-        spans: Sequence[Span],
-        *,
-        all_logits: bool = False,
-        n_last: Sequence[int] | None = None,
-        hidden: bool = False,
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], *, hidden: bool = False
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
-        wanted = wanted_rows(spans, all_logits, n_last)
+        is_hidden = hidden and not self._result_is_hidden
         with self._team.lock:
-            started = time.perf_counter()
-            table, batch, n_seen = self._begin(tokens, spans)
-            is_hidden = hidden and not self._result_is_hidden
-            if len(wanted) == batch.stop and not is_hidden:  # all rows run through all steps, as in most decode steps
-                logits = self._new_logits(0, batch.stop)
+            started, n = time.perf_counter(), len(tokens)
+            table, n_seen = self._place(tokens, spans)
+            batch = HostRows(tokens, 0, n, spans)
+            if sum(n_last) == n and not is_hidden:  # all rows run through all steps, as in most decode steps
+                logits = self._new_logits(0, n)
                 self._run_steps(table, self._whole, batch, n_seen)
                 if self._writes_logits is None:
-                    logits[:] = self._logits[: batch.stop]
+                    logits[:] = self._logits[:n]
                 rows = logits[:, : self._n_vocab]
             else:
+                wanted = wanted_rows(spans, n_last)
                 self._run_steps(table, self._body, batch, n_seen)
                 if is_hidden:
                     rows = self._run_to_hidden(table, batch, wanted, n_seen)
                 else:
                     rows = self._run_to_logits(table, self._to_logits, self._crossing, batch, wanted, n_seen)
-            self._add_time(started, len(tokens))
+            self._end(started, n)
         return rows
 
     def forward_with_hidden(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
-        wanted = wanted_rows(spans, False, n_last)
+        wanted = wanted_rows(spans, n_last)
         with self._team.lock:
-            started = time.perf_counter()
-            table, batch, n_seen = self._begin(tokens, spans)
+            started, n = time.perf_counter(), len(tokens)
+            table, n_seen = self._place(tokens, spans)
+            batch = HostRows(tokens, 0, n, spans)
             self._run_steps(table, [*self._body, *self._to_hidden], batch, n_seen)
-            states = self._hidden[: batch.stop, : self._hidden_width].copy()
+            states = self._hidden[:n, : self._hidden_width].copy()
             logits = self._run_to_logits(table, self._output, self._crossing_output, batch, wanted, n_seen)
-            self._add_time(started, len(tokens))
+            self._end(started, n)
         return logits, states
 
-    def _begin(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span]) -> tuple[Array, HostRows, int]:
-        """Place a batch in the buffers.
-
-        Returns the table of steps, the rows, and the largest number of tokens that one of them attends to.
-        """
-        n = len(tokens)
-        if n > N_BATCH:
-            raise ValueError(f"{n} tokens are more than the {N_BATCH} of a batch")
-        table = self._table(spans[0].sequence.kv_type)
-        self.timings.batch_share = 0.0
-        n_seen = max(span.start + span.n for span in spans)
-        self._place(spans, n_seen)
-        return table, HostRows(tokens, 0, n, spans), n_seen
-
     def _run_to_hidden(
-        self, table: Array, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int
+        self, table: int, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int
     ) -> npt.NDArray[np.float32]:
         """Run the last part up to the output layer; what that reads.
 
@@ -274,7 +270,7 @@ class NativeProgram:
 
     def _run_to_logits(
         self,
-        table: Array,
+        table: int,
         segments: Sequence[tuple[int, int]],
         crossing: Sequence[Array] | None,
         batch: HostRows,
@@ -316,7 +312,7 @@ class NativeProgram:
             spans.append(span.part(at, at + 1))
         return HostRows(batch.tokens[wanted], 0, len(wanted), spans)
 
-    def _run_steps(self, table: Array, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
+    def _run_steps(self, table: int, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
         """Run segments of the table for some rows."""
         first, last, run = rows.first, rows.stop, self._run
         for start, stop in segments:
@@ -327,7 +323,7 @@ class NativeProgram:
             work_of_row = self._work_before[stop] - self._work_before[start]
             work_of_row += n_seen * (self._work_seen_before[stop] - self._work_seen_before[start])
             if (last - first) * work_of_row <= _SLICE_WORK:  # a lone token, mostly
-                self._team.run(table, start, stop, run)
+                self._team.run(table, start, stop, self._run_address)
             else:
                 self._run_slices(table, start, stop, first, last, n_seen)
 
@@ -336,37 +332,46 @@ class NativeProgram:
 
         The last kernel writes to them directly if it can.
         """
-        row_bytes = stride(self._logits)
+        row_bytes = self._logits.strides[0]
         logits = np.empty((n - first, row_bytes // 4), np.float32)
         if self._writes_logits is None:
             return logits[:, : self._logits.shape[1]]
-        self._writes_logits.params["out"] = address_of(logits) - first * row_bytes
+        self._writes_logits.params["out"] = logits.ctypes.data - first * row_bytes
         return logits
 
-    def _place(self, spans: Sequence[Span], n_seen: int) -> None:
-        """Fill in each row's cell, position and sequence.
+    def _place(self, tokens: npt.NDArray[np.int32], spans: Sequence[Span]) -> tuple[int, int]:
+        """Fill in the row of each token.
 
-        Extends the tables that depend on positions, which are below `n_seen` or of other inputs than plain ids.
+        Extends the tables that depend on positions. Returns the address of the table of steps, and the largest number
+        of tokens that one of them attends to.
         """
-        row, jumps = 0, list[npt.NDArray[np.int32]]()
-        if self._has_inputs:
-            self._rows["n_ahead"] = self._rows["jump"] = 0
-            self._has_inputs = False
+        if len(tokens) > N_BATCH:
+            raise ValueError(f"{len(tokens)} tokens are more than the {N_BATCH} of a batch")
+        ids, row, n_seen, reach, jumps = tokens.tolist(), 0, 0, 0, list[npt.NDArray[np.int32]]()
         for span in spans:
-            rows = self._rows[row : row + span.n]
-            rows["cell"] = rows["position"] = np.arange(span.start, span.start + span.n)
-            rows["kv"], rows["seq_len"] = address_of(span.sequence.addresses), span.sequence.seq_len
-            rows["end"] = span.start + span.n
+            sequence, start, n = span.sequence, span.start, span.n
+            stop = start + n
+            scales = 0 if span.adapter_scales is None else span.adapter_scales.ctypes.data
+            shared = sequence.address, sequence.seq_len, stop, 0, 0
+            if n == 1:
+                self._fields[row] = start, start, *shared, ids[row], 0, scales
+            else:
+                fields = self._fields[row : row + n]
+                fields[:, 0] = fields[:, 1] = np.arange(start, stop)
+                fields[:, 2:7], fields[:, 7], fields[:, 8:] = shared, tokens[row : row + n], (0, scales)
+            n_seen = max(n_seen, stop)
             if span.inputs is not None:
-                self._has_inputs = True
-                _place_inputs(rows, span.start, span.inputs, jumps)
-                n_seen = max(n_seen, 1 + int(rows["position"][rows["jump"] == 0].max(initial=0)))
-            row += span.n
-        for prepare in self._prepares:
-            prepare(n_seen)
+                rows = self._rows[row : row + n]
+                _place_inputs(rows, start, span.inputs, jumps)
+                reach = max(reach, 1 + int(rows["position"][rows["jump"] == 0].max(initial=0)))
+            row += n
+        if max(n_seen, reach) > self._reached:
+            self._reached = min([prepare(max(n_seen, reach)) for prepare in self._prepares], default=NO_LIMIT)
         if jumps:
             for prepare_jumps in self._jump_prepares:
                 prepare_jumps(np.concatenate(jumps))
+        kv_type = spans[0].sequence.pool.layout.kv_type
+        return self._tables.get(kv_type) or self._table(kv_type), n_seen
 
     def _run_host(self, step: Step, rows: HostRows) -> None:
         """Run a host step, and time it.
@@ -380,24 +385,24 @@ class NativeProgram:
             times, description = self.timings.host, self._host_ops[step]
             times[description] = times.get(description, 0.0) + time.perf_counter() - started
 
-    def _add_time(self, started: float, n_tokens: int) -> None:
-        """Add the time of a run; warn once about host ops.
+    def _end(self, started: float, n_tokens: int) -> None:
+        """Add the time of a run, and warn once about host ops.
 
-        The first run with ops that have no kernel logs their share of the time.
+        The first run with such ops logs their share of the time.
         """
-        seconds, self.timings.batch_share = time.perf_counter() - started, 0.0
-        is_first = not self.timings.total
-        self.timings.total += seconds
-        if is_first and self.timings.host:
-            verbs = sorted({description.partition(",")[0] for description in self.timings.host})
-            _log.warning(
-                "%s: no kernel, so NumPy computes it: %.0f %% of the time of the first %d tokens (see docs/plugins.md)",
-                "; ".join(verbs),
-                100 * sum(self.timings.host.values()) / seconds,
-                n_tokens,
-            )
+        self.timings.total, self.timings.batch_share = self.timings.total + time.perf_counter() - started, 0.0
+        if self._has_reported or not self.timings.host:
+            return
+        self._has_reported = True
+        verbs = sorted({description.partition(",")[0] for description in self.timings.host})
+        _log.warning(
+            "%s: no kernel, so NumPy computes it: %.0f %% of the time of the first %d tokens (see docs/plugins.md)",
+            "; ".join(verbs),
+            100 * sum(self.timings.shares().values()),
+            n_tokens,
+        )
 
-    def _run_slices(self, table: Array, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
+    def _run_slices(self, table: int, start: int, stop: int, first: int, last: int, n_seen: int) -> None:
         """Run steps for rows `first` to `last` - 1.
 
         In slices short enough for Ctrl-C.
@@ -410,42 +415,44 @@ class NativeProgram:
                 continue
             if self._work_seen[i] and work[i] > _SLICE_WORK:  # one step that is long on its own, row by row
                 if start < i:
-                    self._team.run(table, start, i, run)
+                    self._team.run(table, start, i, self._run_address)
                 n_slices = min(last - first, math.ceil(work[i] / _SLICE_WORK))
                 edges = np.linspace(first, last, n_slices + 1).astype(np.int64)
                 for run["first_row"], run["n_rows"] in itertools.pairwise(edges):
-                    self._team.run(table, i, i + 1, run)
+                    self._team.run(table, i, i + 1, self._run_address)
                 run["first_row"], run["n_rows"] = first, last
             else:
-                self._team.run(table, start, i + 1, run)
+                self._team.run(table, start, i + 1, self._run_address)
             start, done = i + 1, 0.0
             self.timings.batch_share = start / len(self._steps)
         if start < stop:
-            self._team.run(table, start, stop, run)
+            self._team.run(table, start, stop, self._run_address)
 
-    def _table(self, kv_type: KVType) -> Array:
-        """Table of steps for the team, by KV cache type.
+    def _table(self, kv_type: KVType) -> int:
+        """Address of the table of steps, by KV cache type.
 
         Kernels are compiled here, when their addresses are read.
         """
-        table = self._tables.get(kv_type)
-        if table is None:
-            table = np.zeros(len(self._steps), STEP)
-            for entry, step in zip(table, self._steps, strict=True):
-                if step.kernel is not None:
-                    with self._errors_of(step):
-                        kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
-                        entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
-                    entry["barrier"] = step.barrier
-            self._tables[kv_type] = table
-        return table
+        table = np.zeros(len(self._steps), STEP)
+        for entry, step in zip(table, self._steps, strict=True):
+            if step.kernel is not None:
+                with self._errors_of(step):
+                    kernel = step.kernel if isinstance(step.kernel, Kernel) else step.kernel(kv_type)
+                    entry["function"], entry["args"] = kernel.address, step.params.ctypes.data
+                entry["barrier"] = step.barrier
+        self._alive.append([table])
+        self._tables[kv_type] = table.ctypes.data
+        return table.ctypes.data
 
 
 def _place_inputs(rows: Array, start: int, inputs: Inputs, jumps: list[npt.NDArray[np.int32]]) -> None:
-    """Fill in positions and bidirectional spans.
+    """Fill in embeddings, positions and bidirectional spans.
 
     Positions that the tables of text lack are appended to `jumps`.
     """
+    if inputs.embeddings is not None:
+        table = inputs.embeddings
+        rows["given"][inputs.rows] = table.ctypes.data + table.strides[0] * np.arange(len(table))
     for first, stop in inputs.spans:
         rows["n_ahead"][first:stop] = np.arange(stop - first)[::-1]
     if inputs.positions is None:

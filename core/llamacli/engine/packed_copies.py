@@ -8,6 +8,10 @@ A copy is named by a digest of all that its bytes depend on: the model's files (
 the sources of packing. All of it is checked before any of it is used, against sums that are computed at the speed of
 memory. A copy that is not as it was written is made again. Nothing is lost with it: this is a cache, and failures to
 write it are no errors.
+
+A model that is larger than the free memory is run from its copy, which is written tensor by tensor while it is packed
+(`NewCopy`). The system reads pages of it when they are used, and drops others. Experts are checked when they are first
+used, and read ahead once the router has chosen them (`MappedStack`).
 """
 
 from __future__ import annotations
@@ -38,13 +42,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.placement import place
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.files import SharedFileError, claimed, make_own_folder, open_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
 from llamacli.util.memory import anonymous, is_huge
 from llamacli.util.numa import Node
-from llamacli.util.system import huge_pages, lower_priority
+from llamacli.util.settings import LoadMode
+from llamacli.util.system import available_memory, huge_pages, lower_priority
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ MIN_BYTES = 64 << 20
 UNUSED_S = 30 * 24 * 3600
 """Seconds without use after which a copy is deleted."""
 
-_MAGIC = b"llamacli packed2"
+_MAGIC = b"llamacli packed3"
 _PREFIX = struct.Struct("<16s32sQQ")
 """Magic number with version; SHA-256 of the index, its offset and its length. The index is JSON and ends the file."""
 
@@ -73,6 +78,9 @@ _UNIT = 1 << 24
 
 _MAX_PIECES = 512
 """Arrays that are written at once; the system's limit is 1024."""
+
+_SHARE = 0.85
+"""Share of the free memory that weights may take; the rest is for caches and buffers."""
 
 _COLUMNS = 2039
 """Words that a sum adds side by side: a prime, so that moved pages of the file change it."""
@@ -131,15 +139,15 @@ def folder() -> Path | None:
 
 
 class PackedCopy:
-    """Mapped copy: packed tensors by their names, all checked.
+    """Mapped copy: packed tensors by their names.
 
-    Its memory is the file's, shared with other processes, where the system maps it in huge pages; else, and with
-    several NUMA nodes, it is this process's own. It is freed with the last array. `complete` is false once a tensor was
-    not there.
+    Its memory is the file's, shared with other processes, where the system maps it in huge pages, and where it does not
+    fit into memory; else, and with several NUMA nodes, it is this process's own. It is freed with the last array.
+    `stacks` are experts that are not checked yet. `complete` is false once a tensor was not there.
     """
 
-    def __init__(self, tensors: Mapping[str, Bytes]):
-        self._tensors, self.complete = tensors, True
+    def __init__(self, tensors: Mapping[str, Bytes], stacks: Mapping[str, MappedStack] | None = None):
+        self._tensors, self.stacks, self.complete = tensors, stacks or {}, True
 
     def get(self, name: str, shape: Sequence[int]) -> Bytes | None:
         """Packed bytes of a tensor, read-only; None if they are not there."""
@@ -150,16 +158,50 @@ class PackedCopy:
         return found
 
 
+class MappedStack:
+    """Stack of matrices in a mapped file, such as experts.
+
+    `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are those
+    of the units of each matrix, which are compared when it is first used; None where they need not be.
+    """
+
+    def __init__(self, data: Bytes, mapping: mmap.mmap, place: int, sums: Sequence[Sequence[str]] | None, path: Path):
+        self._data, self._mapping, self._place, self._sums, self._path = data, mapping, place, sums, path
+        self._checked = np.full(len(data), sums is None)
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Read some matrices ahead.
+
+        Those that are used for the first time are checked. Raises ModelFormatError for one that has changed; the copy
+        is made again then, when the model is loaded.
+        """
+        n_bytes = self._data[0].nbytes
+        for number in numbers:
+            start = self._place + number * n_bytes
+            begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+            if hasattr(mmap, "MADV_WILLNEED"):
+                self._mapping.madvise(mmap.MADV_WILLNEED, begin, start + n_bytes - begin)
+        for number in numbers:
+            if self._sums is not None and not self._checked[number]:
+                if [_sum(unit) for unit in _units(self._data[number].reshape(-1))] != self._sums[number]:
+                    _discard(self._path, "its bytes have changed")
+                    raise ModelFormatError(f"the packed copy {self._path} has changed: load the model again")
+                self._checked[number] = True
+
+
 class _DamagedError(ValueError):
     """Reason why a copy cannot be used."""
 
 
-def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> PackedCopy | None:
+def open_copy(
+    key: str, n_threads: int = 1, nodes: Sequence[Node] = (), load: LoadMode = LoadMode.MEMORY
+) -> PackedCopy | None:
     """Map the copy of a key and check it, with several threads.
 
     None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are those of the
     team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
-    the copy is read into memory.
+    the copy is read into memory. Where `load` asks for it, or the copy is larger than the free memory, it is not: then
+    experts are checked when they are used. Raises InvalidRequestError for one that must fit into memory and does not.
     """
     base = folder()
     if base is None or not limit():
@@ -167,13 +209,21 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = ()) -> Packe
     path = base / f"{key}.packed"
     try:
         with open_own(path) as file:
-            data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = np.frombuffer(mapping, np.uint8)
             index = _read_index(data)
             if index.key != key:
                 raise _DamagedError("it is the copy of another model")
-            if nodes or (huge_pages() in ("always", "madvise") and not is_huge(data)):
+            mapped = wants_map(load, index.end, Path(index.model))
+            if not mapped and (nodes or (huge_pages() in ("always", "madvise") and not is_huge(data))):
                 data = _in_memory(file.fileno(), index, n_threads, nodes)
-        copy = PackedCopy(_checked(data, index, n_threads))
+        later = [name for name, entry in index.tensors.items() if mapped and entry.shape[0] > 1]
+        tensors = _checked(data, index, n_threads, later)
+        stacks = {
+            name: MappedStack(tensors[name], mapping, index.tensors[name].start, index.tensors[name].sums, path)
+            for name in later
+        }
+        copy = PackedCopy(tensors, stacks)
     except FileNotFoundError:
         return None
     except SharedFileError as error:
@@ -217,16 +267,18 @@ def _discard(path: Path, reason: str) -> None:
         path.unlink()
 
 
-def _checked(data: Bytes, index: _Index, n_threads: int) -> dict[str, Bytes]:
+def _checked(data: Bytes, index: _Index, n_threads: int, later: Sequence[str] = ()) -> dict[str, Bytes]:
     """Tensors of a copy.
 
-    Raises _DamagedError unless all are as they were written.
+    Raises _DamagedError unless all are as they were written, but for those that are checked `later`.
     """
     tensors = {name: entry.of(data) for name, entry in index.tensors.items()}
     units = [
         unit
         for name, entry in index.tensors.items()
-        for unit in zip(_units(tensors[name].reshape(-1)), entry.sums, strict=True)
+        if name not in later
+        for group, sums in zip(tensors[name], entry.sums, strict=True)
+        for unit in zip(_units(group.reshape(-1)), sums, strict=True)
     ]
     with ThreadPoolExecutor(n_threads) as threads:  # NumPy adds without the GIL
         if not all(threads.map(lambda unit: _sum(unit[0]) == unit[1], units)):
@@ -236,11 +288,14 @@ def _checked(data: Bytes, index: _Index, n_threads: int) -> dict[str, Bytes]:
 
 @attrs.frozen
 class _Entry:
-    """Place of a tensor in a copy, packed shape, sums of units."""
+    """Place of a tensor in a copy.
+
+    Packed shape, and the sums of the units of each matrix.
+    """
 
     start: int
     shape: list[int]
-    sums: list[str]
+    sums: list[list[str]]
 
     @property
     def n_bytes(self) -> int:
@@ -299,7 +354,10 @@ def _parsed(found: Any, end: int) -> _Index:
             raise ValueError(name)
         if entry.start % _ALIGNMENT:
             raise ValueError(name)
-        if not 0 <= entry.start <= entry.start + entry.n_bytes <= end or len(entry.sums) != -(-entry.n_bytes // _UNIT):
+        if len(entry.shape) != 4 or not 0 <= entry.start <= entry.start + entry.n_bytes <= end:
+            raise ValueError(name)
+        n_units = -(-math.prod(entry.shape[1:]) // _UNIT)
+        if [len(sums) for sums in entry.sums] != [n_units] * entry.shape[0]:
             raise ValueError(name)
         tensors[name] = entry
     return _Index(str(found["key"]), str(found["model"]), tensors)
@@ -319,6 +377,98 @@ def _sum(data: Bytes) -> str:
     n_words = len(data) // 8 // _COLUMNS * _COLUMNS
     columns = np.add.reduce(data[: 8 * n_words].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
     return hashlib.blake2b(columns.tobytes() + data[8 * n_words :].tobytes(), digest_size=8).hexdigest()
+
+
+# --- models that do not fit into memory ------------------------------------------------------------------------------
+
+
+def wants_map(load: LoadMode, n_bytes: int, model: Path) -> bool:
+    """Decide whether weights of `n_bytes` stay on disk.
+
+    Raises InvalidRequestError for weights that shall be in memory and do not fit.
+    """
+    free = available_memory()
+    fits = free is None or n_bytes <= _SHARE * free
+    if load is LoadMode.MEMORY and not fits:
+        raise InvalidRequestError(
+            f"{model}: its weights take {n_bytes >> 20} MiB, and {(free or 0) >> 20} MiB of memory are free: "
+            "--load map reads them from disk when they are used"
+        )
+    if load is LoadMode.AUTO and not fits:
+        _log.warning(
+            "%s: the weights take %d MiB, and %d MiB of memory are free: they are read from disk when they are used",
+            model, n_bytes >> 20, (free or 0) >> 20,
+        )  # fmt: skip
+    return load is LoadMode.MAP or (load is LoadMode.AUTO and not fits)
+
+
+class NewCopy:
+    """Copy that a model is packed into, tensor by tensor.
+
+    So no more than one of them needs to be in memory.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, model: Path):
+        self._file, self._path, self._model, self._end = file, path, model, _DATA_START
+        self._entries: dict[str, _Entry] = {}
+        self._open: dict[str, tuple[mmap.mmap, Bytes]] = {}
+
+    def allocate(self, name: str, shape: Sequence[int]) -> Bytes:
+        """Bytes of a tensor in the file, zeros in its packed shape.
+
+        Raises OSError if the disk is full.
+        """
+        start, n_bytes = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY, math.prod(shape)
+        os.posix_fallocate(self._file.fileno(), start, n_bytes)  # a page without room on the disk would be SIGBUS
+        mapping = mmap.mmap(self._file.fileno(), n_bytes, offset=start)
+        data = np.frombuffer(mapping, np.uint8).reshape(shape)
+        self._entries[name], self._open[name], self._end = _Entry(start, [*shape], []), (mapping, data), start + n_bytes
+        return data
+
+    def seal(self, name: str) -> MappedStack | None:
+        """Write the bytes of a tensor, and free their memory.
+
+        Returns the stack of a tensor with several matrices.
+        """
+        mapping, data = self._open.pop(name)
+        self._entries[name].sums.extend([_sum(unit) for unit in _units(group.reshape(-1))] for group in data)
+        mapping.flush()
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
+        data.flags.writeable = False
+        return MappedStack(data, mapping, 0, None, self._path) if len(data) > 1 else None
+
+    def finish(self) -> None:
+        """Write the index."""
+        _write_index(self._file, self._path, self._model, self._entries, self._end)
+
+
+@contextlib.contextmanager
+def new_copy(key: str, model: Path, n_bytes: int) -> Iterator[NewCopy]:
+    """Copy that a model of `n_bytes` is packed into, and run from.
+
+    An exception removes the file. Raises InvalidRequestError if it cannot be made: copies are off, the disk is full, or
+    another process makes it.
+    """
+    base = folder()
+    what = f"{model}: its weights take {n_bytes >> 20} MiB and are to be read from disk when they are used"
+    if base is None or not limit():
+        raise InvalidRequestError(f"{what}, but packed copies are off ({VARIABLE})")
+    try:
+        make_own_folder(base)
+        remove_unclaimed(base)
+        _evict(max(0, limit() - n_bytes))
+        free = shutil.disk_usage(base).free
+        if free < n_bytes + _UNIT:
+            raise InvalidRequestError(f"{what}, but {base} has {free >> 20} MiB free")
+        with claimed(base / f"{key}.packed") as file:
+            if file is None:
+                raise InvalidRequestError(f"{what}, but another process writes them to {base}: try again later")
+            copy = NewCopy(file, base / f"{key}.packed", model)
+            yield copy
+            copy.finish()
+    except OSError as error:
+        raise InvalidRequestError(f"{what}, but {base} cannot be written: {error.strerror}") from error
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -431,26 +581,33 @@ class _Writer(threading.Thread):
     def _write(self, file: BinaryIO) -> None:
         tensors, blocks = {}, _Blocks(file.fileno(), _DATA_START)
         for name, (matrix, shape) in self._matrices.items():
-            start, n_bytes, sums = blocks.end, math.prod(shape), []
-            for first in range(0, n_bytes, _UNIT):
-                unit = self._unit(matrix, first)
-                sums.append(_sum(unit))
-                blocks.add(unit.data)
-                del unit
-            tensors[name] = _Entry(start, [*shape], sums)
-            blocks.add(memoryview(bytes(-n_bytes % _ALIGNMENT)))
-        text = _Index(self._path.stem, str(self._model), tensors).as_json()
-        start = blocks.end
-        blocks.add(memoryview(text))
+            entry = tensors[name] = _Entry(blocks.end, [*shape], [])
+            for group in range(shape[0]):
+                sums: list[str] = []
+                for first in range(0, math.prod(shape[1:]), _UNIT):
+                    unit = self._unit(matrix, group, first)
+                    sums.append(_sum(unit))
+                    blocks.add(unit.data)
+                    del unit
+                entry.sums.append(sums)
+            blocks.add(memoryview(bytes(-entry.n_bytes % _ALIGNMENT)))
         blocks.flush()
-        file.seek(0)
-        file.write(_PREFIX.pack(_MAGIC, hashlib.sha256(text).digest(), start, len(text)))
+        _write_index(file, self._path, self._model, tensors, blocks.end)
 
-    def _unit(self, reference: weakref.ref[Matrix], first: int) -> Bytes:
+    def _unit(self, reference: weakref.ref[Matrix], group: int, first: int) -> Bytes:
         matrix = reference()
         if matrix is None or self.stopped.is_set():
             raise _StoppedError("the model was closed meanwhile")
-        return matrix.packed.reshape(-1)[first : first + _UNIT]
+        return matrix.packed[group].reshape(-1)[first : first + _UNIT]
+
+
+def _write_index(file: BinaryIO, path: Path, model: Path, tensors: dict[str, _Entry], end: int) -> None:
+    """Write the index at `end`, behind the tensors, and then the prefix."""
+    text = _Index(path.stem, str(model), tensors).as_json()
+    file.seek(end)
+    file.write(text)
+    file.seek(0)
+    file.write(_PREFIX.pack(_MAGIC, hashlib.sha256(text).digest(), end, len(text)))
 
 
 # --- housekeeping ----------------------------------------------------------------------------------------------------

@@ -93,18 +93,11 @@ class ReferenceProgram:
         return self.graph.hidden is not None
 
     def forward(
-        self,
-        tokens: npt.NDArray[np.int32],
-        spans: Sequence[Span],
-        *,
-        all_logits: bool = False,
-        n_last: Sequence[int] | None = None,
-        hidden: bool = False,
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], *, hidden: bool = False
     ) -> Array:
         """See `llamacli.engine.base.Program.forward`."""
         parts, start = [], 0
-        for i, span in enumerate(spans):
-            n_rows = span.n if all_logits else 1 if n_last is None else n_last[i]
+        for span, n_rows in zip(spans, n_last, strict=True):
             parts.append(self._forward(tokens[start : start + span.n], span, n_rows, hidden))
             start += span.n
         return np.concatenate(parts)

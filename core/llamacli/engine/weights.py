@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.engine.floats import REQUANTIZED, load_floats
-from llamacli.engine.packed_copies import PackedCopy
+from llamacli.engine.packed_copies import NewCopy, PackedCopy
 from llamacli.engine.placement import place
 from llamacli.errors import PluginError, plugin_errors
-from llamacli.graph import Tensor
+from llamacli.graph import Graph, Tensor
+from llamacli.kernels.embedding import look_up
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing import pack, pack_kernel
 from llamacli.kernels.packing_formats import ROWS, Packing
@@ -44,7 +45,8 @@ class PackedWeights:
     """Weights of a model as kernels read them.
 
     Each tensor is loaded once: `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
-    Matrices in `copy` are not packed again; `copyable` are those loaded so far, by their names in a copy.
+    Matrices in `copy` are not packed again; `copyable` are those loaded so far, by their names in a copy. With
+    `new_copy`, matrices are packed into it.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class PackedWeights:
         team: Team,
         loaded: Mapping[Tensor, Matrix] | None = None,
         copy: PackedCopy | None = None,
+        new_copy: NewCopy | None = None,
     ):
-        self._file, self._modes, self._team, self._copy = file, modes, team, copy
+        self._file, self._modes, self._team, self._copy, self._new_copy = file, modes, team, copy, new_copy
         self.copyable: dict[str, Matrix] = {}
         self._repacked: set[int] = set()
         self._matrices: dict[Tensor, Matrix] = dict(loaded or {})
@@ -72,10 +75,15 @@ class PackedWeights:
         mode, source = self._modes[tensor], self._file.tensors[tensor.name].type
         layout = layout_of(tensor, self._file, mode)
         packed = self._copy.get(layout.name, layout.packed_shape) if self._copy else None
-        if packed is None:
-            matrix = load_matrix(tensor, self._file, mode, self._team)
+        if self._copy and packed is not None:
+            stack = self._copy.stacks.get(layout.name)
+            matrix = Matrix(layout.kind, packed, layout.shape, layout.packing, stack)
+        elif self._new_copy and layout.name:
+            memory = self._new_copy.allocate(layout.name, layout.packed_shape)
+            matrix = load_matrix(tensor, self._file, mode, self._team, memory)
+            matrix = attrs.evolve(matrix, stack=self._new_copy.seal(layout.name))
         else:
-            matrix = Matrix(layout.kind, packed, layout.shape, layout.packing)
+            matrix = load_matrix(tensor, self._file, mode, self._team)
         if layout.name:
             self.copyable[layout.name] = matrix
         if mode is QuantMode.AUTO and matrix.kind != source and source not in self._repacked:
@@ -155,11 +163,20 @@ def layout_of(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Layout:
     return Layout(name, kind, packing, (n_out, n_in), packed_shape)
 
 
-def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) -> Matrix:
+def packed_bytes(graph: Graph, file: ModelFile, modes: Mapping[Tensor, QuantMode]) -> int:
+    """Bytes of the packed matrices of a graph."""
+    layouts = {layout_of(tensor, file, modes[tensor]) for op in graph.ops for tensor in op.matrices()}
+    return sum(math.prod(layout.packed_shape) for layout in layouts)
+
+
+def load_matrix(
+    tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team, memory: npt.NDArray[np.uint8] | None = None
+) -> Matrix:
     """Load and pack a matrix, or one matrix an expert.
 
-    Tensors of three dimensions have a matrix an expert. One dimension is a matrix of one row. Raises ModelFormatError
-    for numbers or scales that are not finite, PluginError where a plugin's packing is broken.
+    Tensors of three dimensions have a matrix an expert. One dimension is a matrix of one row. `memory`, zeros in the
+    packed shape, takes it; by default it is allocated. Raises ModelFormatError for numbers or scales that are not
+    finite, PluginError where a plugin's packing is broken.
     """
     source, layout = file.tensors[tensor.name].type, layout_of(tensor, file, mode)
     kind, (n_out, n_in), n_tiles = layout.kind, layout.shape, layout.packed_shape[1]
@@ -170,8 +187,10 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
     raw = data.reshape(-1, stored_rows, data.shape[1])[groups, tensor.first_row : tensor.first_row + n_out]
     if stored[-1] != n_in or raw.shape[:2] != (layout.packed_shape[0], n_out):
         raise PluginError(f"{tensor.name}: {tensor.shape} cannot be read of a stored tensor {stored}")
-    packed = anonymous(math.prod(layout.packed_shape)).reshape(layout.packed_shape)
-    place(packed, team.nodes)
+    packed = memory
+    if packed is None:
+        packed = anonymous(math.prod(layout.packed_shape)).reshape(layout.packed_shape)
+        place(packed, team.nodes)
     tiles_at_once = max(1, _CHUNK_BYTES // (4 * ROWS * n_in))
     if kind not in packings():
         with plugin_errors(f"compiling the packing of tensor type {kind.name}"):
@@ -186,17 +205,18 @@ def load_matrix(tensor: Tensor, file: ModelFile, mode: QuantMode, team: Team) ->
             file.release(tensor.name)
     result = Matrix(kind, packed, layout.shape, layout.packing)
     if kind not in packings():
-        _expect_meaning(result, raw[0], tensor.name, file)
+        _expect_meaning(team, result, raw[0], tensor.name, file)
     return result
 
 
-def _expect_meaning(matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
+def _expect_meaning(team: Team, matrix: Matrix, raw: npt.NDArray[np.uint8], tensor: str, file: ModelFile) -> None:
     """Raise PluginError if a packing differs from the format's `dequantize`.
 
     Compares some rows of each tensor.
     """
     meant = dequantize(raw[:ROWS], matrix.kind)
-    found = matrix.rows(np.arange(len(meant), dtype=np.int32))
+    with plugin_errors(f"compiling the packing of tensor type {matrix.kind.name}"):
+        found = look_up(team, matrix.kind, matrix.packed[0], np.arange(len(meant), dtype=np.int32))[:, : meant.shape[1]]
     if not np.allclose(found, meant, rtol=1e-5, atol=1e-6 * float(np.abs(meant).max())):
         raise PluginError(
             f"the packing of tensor type {matrix.kind.name} and its dequantize differ "

@@ -23,9 +23,9 @@ from llamacli.tokenizer import StreamDecoder
 from llamacli.util.numbers import is_integer
 
 
-@attrs.frozen
+@attrs.define
 class Stats:
-    """Token counts and rates of the last `generate`.
+    """Token counts and rates of the last `generate`, also while it runs.
 
     - `n_prompt`: tokens of the prompt, and those before it that were no longer cached.
     - `n_reused`: how many of these came from the prefix cache; the others took `prefill_tps` tokens a second.
@@ -65,6 +65,8 @@ class _Session(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def logprobs(self) -> LogProbs | None: ...
+    def begin_generation(self, drafter: Drafter | None) -> object: ...
+    def end_generation(self, generation: object) -> None: ...
     def reset_sampler(self) -> None: ...
     def eval(self, tokens: Sequence[int] | Inputs) -> object: ...
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None: ...
@@ -101,10 +103,9 @@ class Generation:
     A step is `draw`, and `advance` once the caller has taken its tokens; between the two the token drawn is neither
     accepted nor evaluated.
 
-    - `drawn`: the tokens drawn so far, without the end token.
+    - `text`: the tokens drawn so far, with their text. `drawn`: their ids, without the end token.
     - `tokens`: with a drafter, the tokens of the session and the one drawn.
-    - `finish_reason`: "stop" at an end-of-generation token or stop string, "length" at `limit` tokens or where the
-      context is full; "" before the end.
+    - `finish_reason`: "stop" or "length", where the context is full too; "" before the end.
     """
 
     def __init__(
@@ -115,16 +116,17 @@ class Generation:
         *,
         ignore_eos: bool = False,
         drafter: Drafter | None = None,
-        text: TokenText | None = None,
+        decoder: StreamDecoder | None = None,
     ):
-        self.session, self._params, self._limit = session, params, limit
-        self._end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
-        self._text = TokenText(session.decoder(), _stop_of(params)) if text is None else text
+        self.session, self._params = session, params
+        stop = params.stop if isinstance(params, SamplingParams) else ()
+        end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
+        self.text = TokenText(decoder or session.decoder(), stop, end_ids, limit)
         self.draft = None if drafter is None else Draft(drafter, getattr(drafter, "max_tokens", MAX_DRAFT))
         self._drafts = None if drafter is None else Drafts[Generation](session.step_cost)
         self.tokens: list[int] = []
         self.drawn: list[int] = []
-        self.finish_reason = "" if limit else "length"
+        self.finish_reason = self.text.finish_reason
 
     def __str__(self) -> str:
         return f"the text of {self.session!r}"
@@ -132,7 +134,7 @@ class Generation:
     @property
     def n_left(self) -> int:
         """Tokens that may still be drawn."""
-        return min(self._limit - len(self.drawn), self.session.n_ctx - self.session.n_past)
+        return min(self.text.n_left, self.session.n_ctx - self.session.n_past)
 
     @property
     def n_missing(self) -> int:
@@ -144,29 +146,28 @@ class Generation:
         self.draft = None
 
     def draw(self) -> list[Token]:
-        """Draw the next token; the tokens whose text is certain now."""
+        """Draw the next token; the tokens whose text is certain now.
+
+        The token is to be accepted unless the text has stopped, or the context was full.
+        """
         session = self.session
-        if session.n_past == session.n_ctx:
+        n_after = session.n_past + 1
+        if n_after > session.n_ctx:
             self.finish_reason = "length"
             return []
         token = session.draw(self._params)
-        if token in self._end_ids:
-            self.finish_reason = "stop"
-            return []
-        self.drawn.append(token)
-        is_last = len(self.drawn) == self._limit or session.n_past + 1 == session.n_ctx
-        certain = self._text.feed(token, session.logprobs, is_last=is_last)
-        if self._text.stop_string:
-            session.stop_string, self.finish_reason = self._text.stop_string, "stop"
+        certain = self.text.take(token, session.logprobs, is_last=n_after == session.n_ctx)
+        self.finish_reason = self.text.finish_reason
+        if self.finish_reason:
+            session.stop_string = self.text.stop_string
+        if self.text.n_tokens > len(self.drawn):
+            self.drawn.append(token)
         return certain
 
     def accept(self) -> int:
         """Accept the token drawn, which is to be evaluated next."""
-        token = self.drawn[-1]
-        self.session.accept(token)
-        if len(self.drawn) == self._limit:
-            self.finish_reason = "length"
-        return token
+        self.session.accept(self.drawn[-1])
+        return self.drawn[-1]
 
     def advance(self) -> None:
         """Accept the token drawn and evaluate it, with a draft.
@@ -193,13 +194,6 @@ class Generation:
             session.eval([token])
         self._drafts.cost.observe(session.n_computed - n_before, time.perf_counter() - started)
 
-    def rest(self) -> list[Token]:
-        """Tokens held back, at the end.
-
-        After a stop string, the text before it.
-        """
-        return self._text.flush()
-
     @property
     def n_drafted(self) -> int:
         """Tokens drafted so far."""
@@ -225,51 +219,51 @@ def generate(
     Nothing is checked before the first token is asked for. In the end, tokens that were evaluated while others were
     held back, but not yielded whole, are dropped from the context.
     """
-    clock, n_computed = time.perf_counter, session.n_computed
-    limit = token_limit(max_tokens, session.n_ctx)
-    session.stats, session.stop_string = Stats(), ""
-    session.reset_sampler()
-    n_prompt = len(prompt) + session.n_past - session.n_cached if len(prompt) else 0
-    started = clock()
-    session.eval(prompt)
-    prefill_tps = _rate(session.n_computed - n_computed, clock() - started)
-    n_reused, decode_s, ttft_s = n_prompt - (session.n_computed - n_computed), 0.0, 0.0
-    session.stats = Stats(n_prompt, n_reused, prefill_tps=prefill_tps)
-    text = Generation(session, params, limit, ignore_eos=ignore_eos, drafter=speculate)
-    n_whole = session.n_past  # tokens of the context whose text the caller has
-    n_evaluated: int | None = None  # while the caller has a token: others may be evaluated meanwhile, and stay
+    clock, generation = time.perf_counter, session.begin_generation(speculate)
+    n_whole = session.n_past
+    n_evaluated: int | None = n_whole  # None while a step runs; while the caller has tokens, others may be evaluated
     try:
-        for _ in range(limit):
-            step = clock()
+        n_computed, limit = session.n_computed, token_limit(max_tokens, session.n_ctx)
+        stats = session.stats = Stats()
+        session.stop_string = ""
+        session.reset_sampler()
+        n_prompt = len(prompt) + session.n_past - session.n_cached if len(prompt) else 0
+        started = clock()
+        session.eval(prompt)
+        n_computed, seconds = session.n_computed - n_computed, clock() - started
+        stats.n_prompt, stats.n_reused = n_prompt, n_prompt - n_computed
+        stats.prefill_tps = n_computed / seconds if seconds > 0 else 0.0
+        text = Generation(session, params, limit, ignore_eos=ignore_eos, drafter=speculate)
+        n_whole, seconds = session.n_past, 0.0
+        for n in range(1, limit + 1):
+            n_evaluated, step = None, clock()
             tokens = text.draw()
-            decode_s += clock() - step
-            if not ttft_s:
-                ttft_s = clock() - started
-                session.stats = Stats(n_prompt, n_reused, 0, ttft_s, prefill_tps)
+            seconds += clock() - step
+            if n == 1:
+                stats.ttft_s = clock() - started
             n_evaluated = session.n_past
             for token in tokens:
                 yield token
                 n_whole += 1
-            if text.finish_reason:
+            if text.finish_reason == "stop" or len(text.drawn) < n:
                 break
             n_evaluated, step = None, clock()
             if speculate is None:
                 session.eval([text.accept()])
             else:
                 text.advance()
-            decode_s += clock() - step
-            n = len(text.drawn)
-            session.stats = Stats(
-                n_prompt, n_reused, n, ttft_s, prefill_tps, _rate(n, decode_s), text.n_drafted, text.n_accepted
-            )
+                stats.n_drafted, stats.n_accepted = text.n_drafted, text.n_accepted
+            seconds += clock() - step
+            stats.n_gen, stats.gen_tps = n, n / seconds if seconds > 0 else 0.0
         n_evaluated = session.n_past
-        for token in text.rest():
+        for token in text.text.flush():
             yield token
             n_whole += not session.stop_string
     finally:
         if n_whole < session.n_past and n_evaluated in (None, session.n_past):
             with contextlib.suppress(ClosedError):
                 session.rewind(n_whole)
+        session.end_generation(generation)
 
 
 @attrs.frozen
@@ -304,26 +298,18 @@ def generate_batch(
     while waiting or running:
         while waiting and len(running) < n_parallel:
             i = waiting.popleft()
-            text = TokenText(sessions[i].model.tokenizer.stream(prompts[i]), _stop_of(params))
-            running[i] = Generation(sessions[i], params, limit, text=text), prompts[i]
+            decoder = sessions[i].model.tokenizer.stream(prompts[i])
+            running[i] = Generation(sessions[i], params, limit, decoder=decoder), prompts[i]
         evaluate([(sessions[i], ids) for i, (_, ids) in running.items()])
         for i, (one, _) in [*running.items()]:
             tokens = one.draw()
             if not one.finish_reason:
                 running[i] = one, [one.accept()]
             if one.finish_reason:
-                tokens += one.rest()
+                tokens += one.text.flush()
                 del running[i]
             pieces[i] += "".join([token.piece for token in tokens])
             if one.finish_reason:
                 results[i] = Generated(pieces[i], tuple(one.drawn), one.finish_reason)
                 sessions[i].close()
     return [results[i] for i in range(len(sessions))]
-
-
-def _stop_of(params: SamplingParams | SamplerChain | None) -> Sequence[str]:
-    return params.stop if isinstance(params, SamplingParams) else ()
-
-
-def _rate(n: int, seconds: float) -> float:
-    return n / seconds if seconds > 0 else 0.0

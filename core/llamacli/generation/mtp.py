@@ -159,6 +159,6 @@ class HeadContext:
             last = states[-1:].copy()
 
         program, take_hidden = self._model.nextn_program(), keep if n_last else None
-        chunk = Chunk(self._cache, np.array(tokens, np.int32), n_last=n_last, hidden_in=hidden, take_hidden=take_hidden)
+        chunk = Chunk(self._cache, list(tokens), n_last=n_last, hidden_in=hidden, take_hidden=take_hidden)
         logits = evaluate(lambda _: program, [chunk])[0]
         return logits[-1] if n_last else last, last

@@ -11,7 +11,7 @@ import numpy as np
 
 from llamacli.engine import Program
 from llamacli.engine.adapters import AdaptersLike, key_of
-from llamacli.engine.batching import Chunk, Ids, Logits, TakeHidden, check_inputs, evaluate
+from llamacli.engine.batching import Chunk, Logits, TakeHidden, check_inputs, evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.inputs import Contents, Inputs
@@ -83,6 +83,7 @@ class TokenStream:
         self.progress: Progress | None = None
         self._logits: Logits | None = None
         self._ahead: list[tuple[int, Logits]] = []
+        self._take_hidden: TakeHidden | None = None  # takes the hidden states of evaluated tokens
 
     @property
     def cache(self) -> KVSequence:
@@ -166,7 +167,7 @@ class TokenStream:
         """
         with self.lock:
             ids = self._checked(tokens)
-            if self._ahead and len(ids) == 1 and not all_logits and self.is_ahead(_keys(ids)[0]):
+            if self._ahead and len(ids) == 1 and not all_logits and isinstance(ids, list) and self.is_ahead(ids[0]):
                 (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
                 self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
                 self._logits, self._ahead = logits_ahead, ahead
@@ -287,7 +288,7 @@ class TokenStream:
         ids = self._checked(tokens)
         n = max(0, len(ids) - len(self._chunk(ids).ids))
         if n:
-            self._tokens += _keys(ids)[:n]
+            self._tokens += (ids.keys if isinstance(ids, Inputs) else ids)[:n]
             self._logits = None
             self.n_reused += n
         return n
@@ -303,11 +304,7 @@ class TokenStream:
             self._cache.close()
         self._cache = None
 
-    def _take_hidden(self) -> TakeHidden | None:
-        """Function that takes the hidden states of evaluated tokens, or None."""
-        return None
-
-    def _chunk(self, ids: Ids | Inputs, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
+    def _chunk(self, ids: list[int] | Inputs, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
         """Chunk of `ids`, after any earlier tokens that are not cached.
 
         Those that the prefix cache holds are left out, unless the logits of several are wanted.
@@ -315,18 +312,23 @@ class TokenStream:
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
         if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
             self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
-        if len(ids) > 1 or (len(ids) and (self._contents or len(sequence.tokens) != len(self._tokens))):
+        if len(ids) == 1 and isinstance(ids, list) and len(sequence.tokens) == len(self._tokens):
+            if self._contents.cells:
+                ids = self._contents.following(self._tokens, ids)
+        elif len(ids):
             self._drop_stale_cells()
-            wanted = [*self._tokens, *_keys(ids)]
+            wanted = [*self._tokens, *(ids.keys if isinstance(ids, Inputs) else ids)]
             if self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS and not (all_logits or n_ahead):
+                if self.model.prompt_cache is not None:
+                    self.model.prompt_cache.load(self._prefixes, sequence, wanted, self.model.prefix_cache_bytes)
                 self._prefixes.reuse(sequence, wanted)
             start = len(sequence.tokens)
-            ids = self._contents.slice(wanted, start) if self._contents else np.array(wanted[start:], np.int32)
+            ids = self._contents.slice(wanted, start) if self._contents else wanted[start:]
         reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
         keep = self._keep if sequence.pool.layout.recurrent and reads and not n_ahead else None
-        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, keep, take_hidden=self._take_hidden())
+        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, keep, take_hidden=self._take_hidden)
 
-    def _commit(self, ids: Ids | Inputs, chunk: Chunk, rows: Logits) -> None:
+    def _commit(self, ids: list[int] | Inputs, chunk: Chunk, rows: Logits) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
 
         `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
@@ -336,7 +338,7 @@ class TokenStream:
         layout, n_new = chunk.cache.pool.layout, len(ids) - chunk.n_ahead
         if (layout.has_windows and n_new >= MIN_CHECKPOINT) or (layout.recurrent and n_new > 1):
             self._keep(chunk.cache)
-        keys = _keys(ids)
+        keys = ids.keys if isinstance(ids, Inputs) else ids
         tokens, ahead = keys[:n_new], list(zip(keys[n_new:], rows[1:], strict=True))
         last, n_computed = rows[0], len(chunk.ids)
         n_reused = max(0, len(ids) - n_computed)
@@ -375,10 +377,10 @@ class TokenStream:
         if self._prefixes is not None:
             self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
 
-    def _checked(self, tokens: Sequence[int] | Inputs, n_past: int | None = None) -> Ids | Inputs:
+    def _checked(self, tokens: Sequence[int] | Inputs, n_past: int | None = None) -> list[int] | Inputs:
         """Check that tokens can be evaluated and fit.
 
-        Returns int32 [n], or the inputs, whose contents are added.
+        Returns ids, or the inputs, whose contents are added.
         """
         if isinstance(tokens, Inputs):
             self._expect_room(len(tokens), n_past)
@@ -395,19 +397,18 @@ class TokenStream:
         except TypeError:
             raise InvalidRequestError(f"tokens are a sequence of ids, not {tokens!r}") from None
         for i, token in enumerate(ids):
-            if not is_integer(token) or not 0 <= token < n_vocab:
+            if type(token) is not int:
+                ids[i] = int(token) if is_integer(token) else -1
+            if not 0 <= ids[i] < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
-        self._expect_room(len(ids), n_past)
-        return np.array(ids, np.int32)
+        if (len(self._tokens) if n_past is None else n_past) + len(ids) > self.n_ctx:
+            self._expect_room(len(ids), n_past)
+        return ids
 
     def _expect_room(self, n_tokens: int, n_past: int | None = None) -> None:
         n_past = len(self._tokens) if n_past is None else n_past
         if n_past + n_tokens > self.n_ctx:
             raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
-
-
-def _keys(ids: Ids | Inputs) -> list[int]:
-    return ids.keys if isinstance(ids, Inputs) else ids.tolist()
 
 
 def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]]) -> None:
@@ -432,7 +433,7 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]]) -> No
             _evaluate(checked)
 
 
-def _evaluate(work: Sequence[tuple[TokenStream, Ids | Inputs]], *, n_ahead: int = 0) -> None:
+def _evaluate(work: Sequence[tuple[TokenStream, list[int] | Inputs]], *, n_ahead: int = 0) -> None:
     """Evaluate and commit checked tokens.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last

@@ -1,14 +1,18 @@
-"""Text of generated tokens, up to a stop string."""
+"""Text of drawn tokens, up to its end."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
+from typing import Generic, Literal, TypeVar
 
 import attrs
 
 from llamacli.sampling import LogProbs, StopStrings
 from llamacli.tokenizer import StreamDecoder
+
+Item = TypeVar("Item")
 
 
 @attrs.frozen
@@ -26,34 +30,79 @@ class Token:
     complete: bool = True
 
 
-class TokenText:
-    """Generated tokens with their text, up to a stop string.
+class DrawnText(ABC, Generic[Item]):
+    """Text of drawn tokens, up to its end.
 
-    - `stop_string`: the stop string that has ended the text, "" until then.
+    That is an end token, a stop string, or a number of tokens. What becomes of a token is a subclass's: `TokenText`
+    gives tokens with their text, the server's `ChoiceText` events.
+
+    - `end_ids`: tokens that end the text. `n_tokens`: tokens so far, without such a one.
+    - `finish_reason`: "stop" after an end token or stop string, "length" after `limit` tokens; "" before.
     """
 
-    def __init__(self, decoder: StreamDecoder, stop: Sequence[str] = ()):
-        self._decoder, self._stops = decoder, StopStrings(stop) if stop else None
+    def __init__(self, decoder: StreamDecoder, stop: Sequence[str], end_ids: Set[int], limit: int):
+        self._decoder, self._stops = decoder, StopStrings(stop)
+        self.end_ids, self._limit = end_ids, limit
+        self.n_tokens = 0
+        self.finish_reason: Literal["", "stop", "length"] = "" if limit > 0 else "length"
+
+    @property
+    def stop_string(self) -> str:
+        """Stop string that has ended the text, "" until then."""
+        return self._stops.found
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self._limit - self.n_tokens
+
+    def take(self, token: int, logprobs: LogProbs | None = None, *, is_last: bool = False) -> list[Item]:
+        """Add a token that was drawn; what is certain now.
+
+        With `is_last`, no token follows even if the text does not end here.
+        """
+        if token in self.end_ids:
+            self.finish_reason = "stop"
+            return []
+        self.n_tokens += 1
+        is_full = self.n_tokens >= self._limit
+        items = self._add(token, logprobs, is_full or is_last)
+        if self._is_stopped():
+            self.finish_reason = "stop"
+        elif is_full:
+            self.finish_reason = "length"
+        return items
+
+    @abstractmethod
+    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Item]: ...
+
+    def _is_stopped(self) -> bool:
+        return bool(self._stops.found)
+
+
+class TokenText(DrawnText[Token]):
+    """Generated tokens with their text.
+
+    A token comes once its whole text is certain to be before a stop string; until then it is held back. The last one
+    has an unfinished character as U+FFFD.
+    """
+
+    def __init__(self, decoder: StreamDecoder, stop: Sequence[str], end_ids: Set[int], limit: int):
+        super().__init__(decoder, stop, end_ids, limit)
+        self._holds = bool(stop)
         self._held: collections.deque[Token] = collections.deque()
         self._n_certain = 0  # characters of the held tokens that are before any stop string
-        self.stop_string = ""
 
-    def feed(self, token: int, logprobs: LogProbs | None = None, *, is_last: bool = False) -> list[Token]:
-        """Add a token that was drawn.
-
-        Returns the tokens whose whole text is certain to be before a stop string; others are held back. With `is_last`
-        no token follows: an unfinished character comes as U+FFFD.
-        """
+    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Token]:
         piece = self._decoder.feed(token)
         if is_last:
             piece += self._decoder.flush()
         drawn = Token(token, piece, logprobs, not self._decoder.holds_bytes)
-        if self._stops is None:
+        if not self._holds:
             return [drawn]
         held, certain, n = self._held, list[Token](), 0
         held.append(drawn)
         self._n_certain += len(self._stops.feed(piece))
-        self.stop_string = self._stops.found
         for i, one in enumerate([*held]):
             n += len(one.piece)
             if n > self._n_certain:

@@ -75,7 +75,6 @@ class _Shard:
         return cls(path, header, mapping)
 
     def pair(self, key: str) -> bytes:
-        """Raw bytes of a metadata key with its value."""
         start, end = self.header.spans[key]
         return self.mapping[start:end]
 
@@ -168,10 +167,7 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
             raise ModelFormatError(f"{shard.path}: tensor {name!r}: {error}") from error
 
     def release(self, name: str) -> None:
-        """Drop the tensor's pages from memory (MADV_DONTNEED).
-
-        They are read from the file again when touched.
-        """
+        """Drop the tensor's pages from memory (MADV_DONTNEED); touching reads them again."""
         info, shard = self._locate(name)
         if hasattr(mmap, "MADV_DONTNEED") and info.n_bytes:
             start = info.offset - info.offset % mmap.PAGESIZE

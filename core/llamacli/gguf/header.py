@@ -40,17 +40,9 @@ _U64 = struct.Struct("<Q")
 
 TYPE_U32, _TYPE_BOOL, TYPE_STRING, TYPE_ARRAY = 4, 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    TYPE_U32: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    _TYPE_BOOL: np.dtype("<u1"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
+    kind: np.dtype(name)
+    for kind, name in enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "<u1", "", "", "<u8", "<i8", "<f8"))
+    if name  # the others are TYPE_STRING and TYPE_ARRAY
 }
 
 
@@ -93,8 +85,6 @@ def parse_header(data: bytes | mmap, source: str) -> Header:
 
 
 class _Parser:
-    """Reader of `data` from position `pos` on."""
-
     def __init__(self, data: bytes | mmap, source: str):
         self.data, self.size, self.source, self.pos = data, len(data), source, 0
 

@@ -8,16 +8,13 @@ from typing import Any, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 
 _Default = TypeVar("_Default")
 
 
-class _Required:
-    """Type of the default that marks a required key."""
-
-
-_REQUIRED = _Required()
+_REQUIRED: Any = object()
+"""Default that marks a required key."""
 
 
 def shown(value: object) -> str:
@@ -106,6 +103,26 @@ class Metadata(Mapping[str, Any]):
         """Return the value under `key`, which does not become `consumed`."""
         return self._values[key]
 
+    def override(self, values: Mapping[str, Any]) -> list[str]:
+        """Replace or add keys; their full names.
+
+        `{arch}` in a key stands for `general.architecture`. Raises InvalidRequestError for a value that is no int,
+        float, bool or str, or of another type than that of the file.
+        """
+        full = {key.replace("{arch}", str(self._values.get("general.architecture"))): key for key in values}
+        for name, key in full.items():
+            value, present = values[key], self._values.get(name)
+            if not isinstance(value, str | bool | int | float):
+                raise InvalidRequestError(f"override of {name}: {shown(value)} is no int, float, bool or str")
+            as_float = isinstance(present, float) and _is_int(value)
+            if present is not None and type(present) is not type(value) and not as_float:
+                raise InvalidRequestError(
+                    f"override of {name}: {shown(value)} is of the type {type(value).__name__}, "
+                    f"and the file has {shown(present)}"
+                )
+        self._values |= {name: values[key] for name, key in full.items()}
+        return list(full)
+
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
@@ -118,89 +135,43 @@ class Metadata(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"<Metadata of {self.source}: {len(self)} keys>"
 
-    @overload
-    def get_int(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int: ...
-    @overload
     def get_int(
-        self, key: str, default: _Default, minimum: int | None = None, maximum: int | None = None
-    ) -> int | _Default: ...
-    def get_int(
-        self, key: str, default: object = _REQUIRED, minimum: int | None = None, maximum: int | None = None
-    ) -> object:
+        self, key: str, default: _Default = _REQUIRED, minimum: int | None = None, maximum: int | None = None
+    ) -> int | _Default:
         """Return the integer under `key`, between `minimum` and `maximum` inclusive."""
-        if self._absent(key, default):
-            return default
-        value = self[key]
-        if not _is_int(value):
-            raise self._wrong(key, value, "an integer")
-        return self._in_range(key, value, minimum, maximum)
+        value = self._get(key, default, _is_int, "an integer")
+        return self._in_range(key, value, minimum, maximum) if key in self else default
 
-    @overload
-    def get_float(self, key: str, *, minimum: float | None = None, maximum: float | None = None) -> float: ...
-    @overload
     def get_float(
-        self, key: str, default: _Default, minimum: float | None = None, maximum: float | None = None
-    ) -> float | _Default: ...
-    def get_float(
-        self, key: str, default: object = _REQUIRED, minimum: float | None = None, maximum: float | None = None
-    ) -> object:
+        self, key: str, default: _Default = _REQUIRED, minimum: float | None = None, maximum: float | None = None
+    ) -> float | _Default:
         """Return the finite number under `key` as a float; integers are accepted."""
-        if self._absent(key, default):
-            return default
-        value = self[key]
-        if not _is_number(value):
-            raise self._wrong(key, value, "a finite number")
-        return self._in_range(key, float(value), minimum, maximum)
+        value = self._get(key, default, _is_number, "a finite number")
+        return self._in_range(key, float(value), minimum, maximum) if key in self else default
 
-    @overload
-    def get_bool(self, key: str) -> bool: ...
-    @overload
-    def get_bool(self, key: str, default: _Default) -> bool | _Default: ...
-    def get_bool(self, key: str, default: object = _REQUIRED) -> object:
+    def get_bool(self, key: str, default: _Default = _REQUIRED) -> bool | _Default:
         """Return the boolean under `key`."""
-        if self._absent(key, default):
-            return default
-        value = self[key]
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "a boolean")
-        return value
+        return self._get(key, default, lambda value: isinstance(value, bool), "a boolean")
 
-    @overload
-    def get_str(self, key: str) -> str: ...
-    @overload
-    def get_str(self, key: str, default: _Default) -> str | _Default: ...
-    def get_str(self, key: str, default: object = _REQUIRED) -> object:
+    def get_str(self, key: str, default: _Default = _REQUIRED) -> str | _Default:
         """Return the string under `key`."""
-        if self._absent(key, default):
-            return default
-        value = self[key]
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
-        return value
+        return self._get(key, default, lambda value: isinstance(value, str), "a string")
 
-    @overload
-    def get_ints(
-        self, key: str, length: int, *, minimum: int | None = None, maximum: int | None = None
-    ) -> tuple[int, ...]: ...
-    @overload
-    def get_ints(
-        self, key: str, length: int, default: _Default, minimum: int | None = None, maximum: int | None = None
-    ) -> tuple[int, ...] | _Default: ...
     def get_ints(
         self,
         key: str,
         length: int,
-        default: object = _REQUIRED,
+        default: _Default = _REQUIRED,
         minimum: int | None = None,
         maximum: int | None = None,
-    ) -> object:
+    ) -> tuple[int, ...] | _Default:
         """Return the `length` integers under `key`, for example one per layer.
 
         A single integer is repeated.
         """
-        if self._absent(key, default):
+        if key not in self and default is not _REQUIRED:
             return default
-        items = [self[key]] * length if _is_int(self[key]) else self._items(key, length, _is_int, "integers")
+        items = self._items(key, length, _is_int, "integers", repeats=True)
         return tuple(self._in_range(key, item, minimum, maximum) for item in items)
 
     def get_floats(
@@ -210,10 +181,7 @@ class Metadata(Mapping[str, Any]):
 
         A single number is repeated.
         """
-        if key not in self:
-            raise self._missing(key)
-        value = self[key]
-        items = [value] * length if _is_number(value) else self._items(key, length, _is_number, "finite numbers")
+        items = self._items(key, length, _is_number, "finite numbers", repeats=True)
         return tuple(self._in_range(key, float(item), minimum, maximum) for item in items)
 
     def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
@@ -221,14 +189,22 @@ class Metadata(Mapping[str, Any]):
 
         Integers 0 and 1 count as booleans.
         """
-        if key not in self:
-            raise self._missing(key)
         items = self._items(key, length, lambda item: isinstance(item, bool | int) and item in (0, 1), "booleans")
         return tuple(map(bool, items))
 
-    def _items(self, key: str, length: int, fits: Callable[[object], bool], expected: str) -> list[Any]:
-        """Return the array under `key`, with length and item types checked."""
-        value = self[key]
+    def _get(self, key: str, default: Any, fits: Callable[[object], bool], expected: str) -> Any:
+        if key not in self and default is not _REQUIRED:
+            return default
+        if not fits(value := self._required(key)):
+            raise self._wrong(key, value, expected)
+        return value
+
+    def _items(
+        self, key: str, length: int, fits: Callable[[object], bool], expected: str, *, repeats: bool = False
+    ) -> list[Any]:
+        value = self._required(key)
+        if repeats and fits(value):
+            return [value] * length
         items = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(items, list | tuple) or not all(map(fits, items)):
             raise self._wrong(key, value, expected)
@@ -236,17 +212,10 @@ class Metadata(Mapping[str, Any]):
             raise ModelFormatError(f"{self.source}: metadata key {key!r} has {len(items)} values, not {length}")
         return list(items)
 
-    def _absent(self, key: str, default: object) -> bool:
-        """True if `default` replaces a missing key.
-
-        ModelFormatError when the key is required.
-        """
-        if key not in self and default is _REQUIRED:
-            raise self._missing(key)
-        return key not in self
-
-    def _missing(self, key: str) -> ModelFormatError:
-        return ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
+    def _required(self, key: str) -> Any:
+        if key not in self:
+            raise ModelFormatError(f"{self.source}: metadata key {key!r} is missing")
+        return self[key]
 
     def _wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
         return ModelFormatError(

@@ -36,10 +36,7 @@ def shipped_names() -> dict[str, str]:
 
 
 def aliases() -> dict[str, str]:
-    """Names of the user's own file.
-
-    Raises InvalidRequestError if it is not a table of strings.
-    """
+    """Names of the user's own file; InvalidRequestError unless a table of strings."""
     path = aliases_path()
     if path is None or not path.is_file():
         return {}

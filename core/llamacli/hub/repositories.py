@@ -104,10 +104,7 @@ class CachedModel:
 
 
 def cached(reference: Reference) -> Path | None:
-    """Path of the model's first file in the newest complete cached revision.
-
-    None if there is none.
-    """
+    """Path of the newest complete cached revision's first file, or None."""
     folder = _folder(reference.repo)
     head = folder / "refs" / "main"
     snapshots = sorted((folder / "snapshots").glob("*"), key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)

@@ -31,11 +31,12 @@ from llamacli.kernels.groups import (
     read_groups,
     round_clamped,
     splat,
+    stack_rows,
     units,
 )
 from llamacli.kernels.jit import kernel
-from llamacli.kernels.layout import RUN, record
-from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.layout import record
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import Codebook, CodebookBlocks, Multipliers
 
 CODEBOOK = record(
@@ -59,7 +60,7 @@ _WEIGHTS = _LONGEST * ROW
 _FOUND = 2 * _LONGEST * ROW
 _COSTS = _FOUND + 8 * _VECTORS
 _EXCHANGE = _COSTS + 2 * _MOST_HALVES * ROW
-_ROWS = _EXCHANGE // ROW + 1
+_memory = stack_rows(_EXCHANGE // ROW + 1)
 
 _FIT_ROUNDS = 2
 """Rounds of alternating fits of factors and integers."""
@@ -86,34 +87,21 @@ def encode_codebook(
         scales=np.empty(n_groups, np.float32),
         factors=np.empty(n_groups // book.groups, np.float32),
     )
-    tables = _tables(book)
-    args, run, steps = np.zeros(1, CODEBOOK), np.zeros(1, RUN), np.zeros(1, STEP)
-    arrays: dict[str, Any] = {
-        "x": x, "weights": weights, "codes": found.codes, "shift_codes": found.shifts, "signs": found.signs,
-        "scales": found.scales, "factors": found.factors, **tables,
-    }  # fmt: skip
-    numbers = {
-        "row_groups": len(weights), "n_groups": n_groups, "size": book.size, "groups": book.groups,
-        "n_levels": len(book.levels), "n_entries": 0 if book.grid is None else len(book.grid), "dim": book.dim,
-        "half_dim": book.dim // 2, "sign_kind": book.signs,
-        "n_shifts": len(book.shifts), "shift_span": book.shift_span, "n_allowed": len(tables["allowed"]),
-        "n_stretches": len(tables["stretches"]), "first_try": book.tries[0], "try_ratio": book.tries[1],
-        "n_tries": book.tries[2],
-    }  # fmt: skip
-    for name, array in arrays.items():
-        args[name] = array.ctypes.data
-    for name, number in numbers.items():
-        args[name] = number
-    for name in ("first", "step", "count", "unit"):
-        args[name] = getattr(book.multipliers or Multipliers(0, 1, 1), name)
-    steps["function"], steps["args"] = encode_groups.address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    tables, multipliers = _tables(book), book.multipliers or Multipliers(0, 1, 1)
+    run_kernel(
+        team, encode_groups, CODEBOOK, x=x, weights=weights, codes=found.codes, shift_codes=found.shifts,
+        signs=found.signs, scales=found.scales, factors=found.factors, row_groups=len(weights), n_groups=n_groups,
+        size=book.size, groups=book.groups, n_levels=len(book.levels), n_entries=len(tables["pairs"]), dim=book.dim,
+        half_dim=book.dim // 2, sign_kind=book.signs, n_shifts=len(book.shifts), shift_span=book.shift_span,
+        n_allowed=len(tables["allowed"]), n_stretches=len(tables["stretches"]), first_try=book.tries[0],
+        try_ratio=book.tries[1], n_tries=book.tries[2], first=multipliers.first, step=multipliers.step,
+        count=multipliers.count, unit=multipliers.unit, **tables,
+    )  # fmt: skip
     return found
 
 
-def _tables(book: Codebook) -> dict[str, npt.NDArray[Any]]:
-    """Tables of a codebook as the kernel reads them."""
-    tables: dict[str, npt.NDArray[Any]] = {
+def _tables(book: Codebook) -> dict[str, Any]:
+    tables: dict[str, Any] = {
         "levels": np.ascontiguousarray(book.levels, np.float32),
         "bounds": np.array((book.levels[1:] + book.levels[:-1]) / 2, np.float32),
         "shifts": np.array(book.shifts, np.float32),
@@ -313,7 +301,6 @@ def _error(a: Any, x: Any, scale: Any) -> Any:
 
 @njit
 def _extreme(a: Any, x: Any) -> Any:
-    """Number of largest magnitude of each group."""
     lowest = highest = simd.load(x)
     for place in range(x + ROW, x + a.size * ROW, ROW):
         number = simd.load(place)
@@ -462,8 +449,7 @@ def _write_codes(a: Any, first: Any, x: Any, scale: Any) -> None:
 def encode_groups(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize to a codebook."""
     a = carray(simd.pointer(args), 1, CODEBOOK)[0]
-    memory = np.empty((_ROWS + 1) * LANES, np.float32)
-    x = (memory.ctypes.data + ROW - 1) // ROW * ROW  # whole cache lines
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         if a.sign_kind > 0:

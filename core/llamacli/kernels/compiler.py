@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding, ir
 
 from llamacli.kernels.deferred import import_numba, resolve_closure
+from llamacli.kernels.isa import is_foreign, target_machine
 from llamacli.kernels.linker import FAILED
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ def compile_function(function: Callable[..., Any], signature: str, name: str) ->
             try:
                 return symbol, _compile_for_target(function, signature, symbol, name)
             except Exception as error:
+                if is_foreign():
+                    raise
                 code = _compile_as_callback(function, signature, symbol)
                 _warn_of_failure(repr(error))
                 return symbol, code
@@ -86,7 +88,6 @@ def _compile_for_target(function: Callable[..., Any], signature: str, symbol: st
 def _compile_as_callback(function: Callable[..., Any], signature: str, symbol: str) -> bytes:
     """Compile a function with Numba's own target and wrapper."""
     from numba import cfunc
-    from numba.core import config
 
     callback = cfunc(signature)(function)
     text = callback.inspect_llvm()
@@ -97,12 +98,5 @@ def _compile_as_callback(function: Callable[..., Any], signature: str, symbol: s
             value.name = symbol
         elif not value.is_declaration:
             value.linkage = binding.Linkage.internal
-    features = config.CPU_FEATURES
-    machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=config.CPU_NAME or binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten() if features is None else features,
-        opt=3, reloc="static" if platform.machine() in ("x86_64", "AMD64") else "default", codemodel="jitdefault",
-        jit=True,
-    )  # fmt: skip
-    code: bytes = machine.emit_object(module)
+    code: bytes = target_machine().emit_object(module)
     return code

@@ -6,11 +6,13 @@ instructions (`kernels/lanewise.py`), a plugin's tensor type that of its packing
 
 Which plugins there are, and of which modules they consist, is unknown when a kernel is looked up. So the hash of a
 plugin's code covers the code itself, as loaded in this process: the instructions that a packing emits, and the
-functions that a kernel is compiled from, with the values that they refer to, and all sources of the core.
+functions that a kernel is compiled from, with the values that they refer to, and all sources of the core. A function
+counts by its source; if its file has other code than is loaded, by its bytecode, in which versions of Python differ.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import re
@@ -185,7 +187,10 @@ def _hash_parts(value: Any, seen: _Seen, names: frozenset[str] = frozenset()) ->
 def _function_parts(function: FunctionType, seen: _Seen) -> Iterator[str]:
     codes = list(_codes(function.__code__))
     names = frozenset(name for code in codes for name in code.co_names)
-    for code in codes:
+    source = _source_of(function.__code__)
+    if source:
+        yield source
+    for code in () if source else codes:
         yield repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount))
         yield from _hash_parts(tuple(const for const in code.co_consts if not isinstance(const, CodeType)), seen)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -193,6 +198,37 @@ def _function_parts(function: FunctionType, seen: _Seen) -> Iterator[str]:
     for name in sorted(names & function.__globals__.keys()):
         yield name
         yield from _hash_parts(function.__globals__[name], seen, names)
+
+
+def _source_of(code: CodeType) -> str:
+    """Source of a function without comments.
+
+    "" unless its file has just this code.
+    """
+    text, compiled = _file(code.co_filename)
+    if code not in compiled:
+        return ""
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == code.co_name
+            and min([node.lineno, *(one.lineno for one in node.decorator_list)]) == code.co_firstlineno
+        ):
+            return ast.unparse(node)
+    return ""
+
+
+@functools.cache
+def _file(path: str) -> tuple[str, frozenset[CodeType]]:
+    """Source of a module and the code of its functions.
+
+    Both are empty if there is no file.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+        return text, frozenset(_codes(compile(text, path, "exec", dont_inherit=True)))
+    except (OSError, SyntaxError, ValueError):
+        return "", frozenset()
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -32,17 +33,17 @@ from llamacli.kernels.groups import (
     read_groups,
     round_clamped,
     splat,
+    stack_rows,
     units,
 )
 from llamacli.kernels.jit import kernel
-from llamacli.kernels.layout import RUN, record
-from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.layout import record
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.quantization import BlockFormat, Blocks
 
-_FLOATS = ("low", "high", "scale_low", "scale_high")
 ENCODE = record(
     "x", "weights", "row_groups", "n_groups", "size", "groups", "codes", "scales", "shifts", "factors", "shift_factors",
-    **dict.fromkeys(_FLOATS, np.float32),
+    **dict.fromkeys(("low", "high", "scale_low", "scale_high"), np.float32),
 )  # fmt: skip
 """`x` is float32 [n_groups, size], `weights` are those of `read_groups`; other fields are of BlockFormat and Blocks."""
 
@@ -50,6 +51,7 @@ _LONGEST = 32
 """Numbers of the longest group. Their rows of lanes are followed by those of weights, and a row for exchange."""
 
 _WEIGHTS, _EXCHANGE = _LONGEST * ROW, 2 * _LONGEST * ROW
+_memory = stack_rows(2 * _LONGEST + 1)
 
 _CLIPS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 """Distances, in codes, of a group's largest number from the last code. With 0 among them, numbers that a plain
@@ -85,20 +87,12 @@ def encode(
         factors=np.empty(n_blocks, np.float32),
         shift_factors=np.empty(n_blocks, np.float32),
     )
-    args, run, steps = np.zeros(1, ENCODE), np.zeros(1, RUN), np.zeros(1, STEP)
-    args["weights"], args["row_groups"] = weights.ctypes.data, len(weights)
-    args["x"], args["n_groups"], args["size"], args["groups"] = (
-        x.ctypes.data,
-        n_blocks * fmt.groups,
-        fmt.size,
-        fmt.groups,
-    )
-    for name in ("codes", "scales", "shifts", "factors", "shift_factors"):
-        args[name] = getattr(blocks, name).ctypes.data
-    for name, value in zip(_FLOATS, (fmt.low, fmt.high, *(fmt.scales or (0, 0))), strict=True):
-        args[name] = value
-    steps["function"], steps["args"] = (encode_shifted if fmt.shifted else encode_scaled).address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    scale_low, scale_high = fmt.scales or (0, 0)
+    run_kernel(
+        team, encode_shifted if fmt.shifted else encode_scaled, ENCODE, x=x, weights=weights, row_groups=len(weights),
+        n_groups=n_blocks * fmt.groups, size=fmt.size, groups=fmt.groups, low=fmt.low, high=fmt.high,
+        scale_low=scale_low, scale_high=scale_high, **attrs.asdict(blocks, recurse=False),
+    )  # fmt: skip
     return blocks
 
 
@@ -138,7 +132,6 @@ def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 @njit
 def _extremes(a: Any, x: Any) -> Any:
-    """Smallest and largest number of each group."""
     lowest = highest = simd.load(x)
     for place in range(x + ROW, x + a.size * ROW, ROW):
         number = simd.load(place)
@@ -230,7 +223,6 @@ def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
 
 @njit
 def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
-    """Least-squares factor for given integer scales and codes."""
     _, q2, qx = _moments(a, x, simd.mul(factor, scale), splat(0))
     above = _block_sums(a, x, simd.mul(qx, scale))
     below = _block_sums(a, x, simd.mul(q2, simd.mul(scale, scale)))
@@ -259,8 +251,7 @@ def _search_scales(a: Any, x: Any, target: Any) -> Any:
 def encode_scaled(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats without shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
-    x = memory.ctypes.data
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         scale, factor = _search_scale(a, x), splat(1)
@@ -292,10 +283,7 @@ def _fit_line(a: Any, x: Any, scale: Any, shift: Any, sums: Any) -> Any:
 
 @njit
 def _search_line(a: Any, x: Any) -> Any:
-    """Search scale and shift of each group by itself.
-
-    Returns its weighted sums too.
-    """
+    """Search scale and shift of each group alone; returns its sums too."""
     lowest, highest = _extremes(a, x)
     sums = _weighted_sums(a, x)
     if a.groups > 1:
@@ -391,8 +379,7 @@ def _search_lines(a: Any, x: Any, targets: Any, sums: Any) -> Any:
 def encode_shifted(args: int, run: int, thread: int, n_threads: int) -> None:
     """Quantize formats with a shift."""
     a = carray(simd.pointer(args), 1, ENCODE)[0]
-    memory = np.empty((2 * _LONGEST + 1) * LANES, np.float32)
-    x = memory.ctypes.data
+    x = _memory()
     for first in units(a.n_groups, thread, n_threads):
         read_groups(a, first, x, x + _WEIGHTS)
         scale, shift, sums = _search_line(a, x)

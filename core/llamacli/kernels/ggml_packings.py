@@ -6,6 +6,7 @@ each, and the bits of the fields that stand beside them in the order in which th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy.typing as npt
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit
-from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
-from llamacli.quantization import TensorType
+from llamacli.kernels.packing_formats import INTEGER_PACKINGS, Bytes, Decode, FieldKind, IntegerPacking
+from llamacli.quantization import TensorType, block_size, type_size
 from llamacli.quantization.tensor_types import IQ4_NL_VALUES
 
 Fields = npt.NDArray[np.uint32]
@@ -32,10 +33,7 @@ def load_int(b: ir.Builder, address: ir.Value, signed: bool) -> ir.Value:
 
 
 def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
-    """E8M0 scale: half of 2^(e - 127).
-
-    Made from the bits of the float; the two smallest are subnormal.
-    """
+    """E8M0 scale, half of 2^(e - 127): bits of a float, two subnormal."""
     e = load_int(b, address, signed=False)
     small = b.shl(ir.constant(ir.I32X16, 0x00200000), e)
     normal = b.shl(b.sub(e, ir.constant(ir.I32X16, 1)), ir.constant(ir.I32X16, 23))
@@ -43,54 +41,52 @@ def _load_e8m0(b: ir.Builder, address: ir.Value) -> ir.Value:
     return b.bitcast(bits, ir.F32X16)
 
 
-def _load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
+def load_nibbles(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Load the low and the high nibbles of 16 bytes as int32."""
     both = load_int(b, address, signed=False)
-    low = b.and_(both, ir.constant(ir.I32X16, 15))
-    return ir.to_f32(b, low), ir.to_f32(b, b.lshr(both, ir.constant(ir.I32X16, 4)))
-
-
-def _to_floats(stored: np.ndarray) -> np.ndarray:
-    return stored.astype(np.float32)
-
-
-def _from_e4m3(stored: np.ndarray) -> np.ndarray:
-    """Half of an E4M3 number without sign.
-
-    Its bits are those of a float16, whose exponent has another bias.
-    """
-    return (stored.astype(np.uint16) << 7).view(np.float16).astype(np.float32) * np.float32(128)
+    return b.and_(both, ir.constant(ir.I32X16, 15)), b.lshr(both, ir.constant(ir.I32X16, 4))
 
 
 def _load_e4m3(b: ir.Builder, address: ir.Value) -> ir.Value:
+    """Half of an unsigned E4M3 number: a float16 of another exponent bias."""
     words = ir.ir.VectorType(ir.I16, ir.LANES)
     bits = b.shl(b.zext(ir.load(b, address, ir.I8X16), words), ir.constant(words, 7))
     half = b.bitcast(bits, ir.ir.VectorType(ir.HALF, ir.LANES))
     return b.fmul(b.fpext(half, ir.F32X16), ir.constant(ir.F32X16, 128))
 
 
-F32 = FieldKind(np.float32, _to_floats, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
+F32 = FieldKind(np.float32, lambda b, address: ir.load(b, address, ir.F32X16), exponent=0x7F800000)
 """Field of float32 numbers."""
-F16 = FieldKind(np.float16, _to_floats, ir.load_f16, exponent=0x7C00)
+F16 = FieldKind(np.float16, ir.load_f16, exponent=0x7C00)
 """Field of float16 numbers."""
-U8 = FieldKind(np.uint8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
+U8 = FieldKind(np.uint8, lambda b, address: ir.to_f32(b, load_int(b, address, signed=False)))
 """Field of unsigned bytes."""
-I8 = FieldKind(np.int8, _to_floats, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
+I8 = FieldKind(np.int8, lambda b, address: ir.to_f32(b, load_int(b, address, signed=True)))
 """Field of signed bytes."""
-E8M0_HALF = FieldKind(np.uint8, lambda stored: np.ldexp(np.float32(1), stored.astype(np.int32) - 128), _load_e8m0)
-E4M3_HALF = FieldKind(np.uint8, _from_e4m3, _load_e4m3)
-U4_PAIR = FieldKind(np.uint8, lambda stored: (_to_floats(stored & 15), _to_floats(stored >> 4)), _load_nibbles)
+E8M0_HALF = FieldKind(np.uint8, _load_e8m0)
+E4M3_HALF = FieldKind(np.uint8, _load_e4m3)
+U4_PAIR = FieldKind(np.uint8, lambda b, address: tuple(ir.to_f32(b, nibble) for nibble in load_nibbles(b, address)))
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def no_factors(f: dict[str, Any]) -> tuple[Any, Any]:
-    """No factors: scales of groups are all there is."""
-    return None, None
+def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
+    """Decorate the decoder of an integer format.
 
+    The description is that of IntegerPacking, with the sizes of the tensor type. Without `factors` there is one, and
+    its field d, float16 unless given, comes first; without `terms` groups have no scales.
+    """
+    if "factors" not in description:
+        description["factors"] = lambda f: (f["d"][0], None)
+        description["fields"] = {"d": (F16, 1)} | description.get("fields", {})
+    description |= {"file_bytes": type_size(kind), "groups": block_size(kind) // 32, "name": kind.name}
+    description.setdefault("terms", lambda f, group: [(None, None)])
 
-def only_d(f: dict[str, Any]) -> tuple[Any, Any]:
-    """A single factor, d."""
-    return f["d"][0], None
+    def register(decode: Decode) -> Decode:
+        INTEGER_PACKINGS[kind] = IntegerPacking(decode=decode, **description)
+        return decode
+
+    return register
 
 
 def _d_and_m(f: dict[str, Any]) -> tuple[Any, Any]:
@@ -101,25 +97,12 @@ def _d_and_min(f: dict[str, Any]) -> tuple[Any, Any]:
     return f["d"][0], f["minus_dmin"][0]
 
 
-def no_terms(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    """No scales within the block."""
-    return [(None, None)]
-
-
-def _scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [(f["scale"][group], None)]
-
-
 def _scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
     return [(f["scale"][group], f["min"][group])]
 
 
 def _half_scales(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
     return [(f["scale"][2 * group + half], None) for half in (0, 1)]
-
-
-def _half_scales_and_minima(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [f["scale_min"][2 * group + half] for half in (0, 1)]
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -141,10 +124,7 @@ def _nibbles(packed: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
-    """Unpack 16 bytes and 4 bytes to 32 codes of 5 bits.
-
-    The fifth bits are those of the 4 bytes, lowest first.
-    """
+    """Unpack nibbles, and 4 bytes of fifth bits, to 32 codes."""
     _nibbles(packed, codes)
     for i in range(32):
         codes[i] |= (bits[i // 8] >> (i % 8) & 1) << 4
@@ -182,16 +162,7 @@ def _scales_and_mins(packed: Any, fields: Any) -> None:
         fields[12 + i] = packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4
 
 
-@integer_format(
-    TensorType.Q8_0,
-    file_bytes=34,
-    groups=1,
-    planes=(8,),
-    fields={"d": (F16, 1)},
-    factors=only_d,
-    terms=no_terms,
-    bias_bits=7,
-)
+@integer_format(TensorType.Q8_0, planes=(8,), bias_bits=7)
 def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, int8 codes.
 
@@ -202,52 +173,32 @@ def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     fields[0] = u16(block, 0)
 
 
-@integer_format(
-    TensorType.Q4_0,
-    file_bytes=18,
-    groups=1,
-    planes=(4,),
-    fields={"d": (F16, 1)},
-    factors=only_d,
-    terms=no_terms,
-    bias_bits=3,
-)
+_IQ4_TABLE = tuple(value + 128 for value in IQ4_NL_VALUES)
+
+
+@integer_format(TensorType.IQ4_NL, planes=(4,), bias_bits=7, table=_IQ4_TABLE)
+@integer_format(TensorType.Q4_0, planes=(4,), bias_bits=3)
 def q4_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, nibbles."""
+    """Block layout: d, nibbles."""
     _nibbles(block[2:], codes)
     fields[0] = u16(block, 0)
 
 
-@integer_format(
-    TensorType.Q4_1, file_bytes=20, groups=1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)},
-    factors=_d_and_m, terms=no_terms,
-)  # fmt: skip
+@integer_format(TensorType.Q4_1, planes=(4,), fields={"d": (F16, 1), "m": (F16, 1)}, factors=_d_and_m)
 def q4_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, m, nibbles."""
     _nibbles(block[4:], codes)
     fields[0], fields[1] = u16(block, 0), u16(block, 2)
 
 
-@integer_format(
-    TensorType.Q5_0,
-    file_bytes=22,
-    groups=1,
-    planes=(4, 1),
-    fields={"d": (F16, 1)},
-    factors=only_d,
-    terms=no_terms,
-    bias_bits=4,
-)
+@integer_format(TensorType.Q5_0, planes=(4, 1), bias_bits=4)
 def q5_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, fifth bits, nibbles."""
     _nibbles_and_bits(block[6:], block[2:], codes)
     fields[0] = u16(block, 0)
 
 
-@integer_format(
-    TensorType.Q5_1, file_bytes=24, groups=1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)},
-    factors=_d_and_m, terms=no_terms,
-)  # fmt: skip
+@integer_format(TensorType.Q5_1, planes=(4, 1), fields={"d": (F16, 1), "m": (F16, 1)}, factors=_d_and_m)
 def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, m, fifth bits, nibbles."""
     _nibbles_and_bits(block[8:], block[4:], codes)
@@ -255,9 +206,8 @@ def q5_1(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 
 @integer_format(
-    TensorType.Q2_K, file_bytes=84, groups=8, planes=(2,),
-    fields={"d": (F16, 1), "minus_dmin": (F16, 1), "scale_min": (U4_PAIR, 16)},
-    factors=_d_and_min, terms=_half_scales_and_minima,
+    TensorType.Q2_K, planes=(2,), fields={"d": (F16, 1), "minus_dmin": (F16, 1), "scale_min": (U4_PAIR, 16)},
+    factors=_d_and_min, terms=lambda f, group: [f["scale_min"][2 * group + half] for half in (0, 1)],
 )  # fmt: skip
 def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: 16 scales and minima, bit pairs, d, dmin."""
@@ -269,10 +219,7 @@ def q2_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         fields[2 + i] = block[i]
 
 
-@integer_format(
-    TensorType.Q3_K, file_bytes=110, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (I8, 16)},
-    factors=only_d, terms=_half_scales, bias_bits=2,
-)  # fmt: skip
+@integer_format(TensorType.Q3_K, planes=(2, 1), fields={"scale": (I8, 16)}, terms=_half_scales, bias_bits=2)
 def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: third bits, bit pairs, scales, d.
 
@@ -291,15 +238,7 @@ def q3_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
 _K_FIELDS = {"d": (F16, 1), "minus_dmin": (F16, 1), "scale": (U8, 8), "min": (U8, 8)}
 
 
-@integer_format(
-    TensorType.Q4_K,
-    file_bytes=144,
-    groups=8,
-    planes=(4,),
-    fields=_K_FIELDS,
-    factors=_d_and_min,
-    terms=_scales_and_minima,
-)
+@integer_format(TensorType.Q4_K, planes=(4,), fields=_K_FIELDS, factors=_d_and_min, terms=_scales_and_minima)
 def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, dmin, scales and minima, nibbles."""
     _nibble_groups(block[16:], codes)
@@ -307,15 +246,7 @@ def q4_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     _scales_and_mins(block[4:], fields[2:])
 
 
-@integer_format(
-    TensorType.Q5_K,
-    file_bytes=176,
-    groups=8,
-    planes=(4, 1),
-    fields=_K_FIELDS,
-    factors=_d_and_min,
-    terms=_scales_and_minima,
-)
+@integer_format(TensorType.Q5_K, planes=(4, 1), fields=_K_FIELDS, factors=_d_and_min, terms=_scales_and_minima)
 def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, dmin, scales and minima, fifth bits, nibbles.
 
@@ -329,10 +260,7 @@ def q5_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     _scales_and_mins(block[4:], fields[2:])
 
 
-@integer_format(
-    TensorType.Q6_K, file_bytes=210, groups=8, planes=(4, 2), fields={"d": (F16, 1), "scale": (I8, 16)},
-    factors=only_d, terms=_half_scales, bias_bits=5,
-)  # fmt: skip
+@integer_format(TensorType.Q6_K, planes=(4, 2), fields={"scale": (I8, 16)}, terms=_half_scales, bias_bits=5)
 def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: nibbles, upper bit pairs, 16 scales, d.
 
@@ -348,22 +276,9 @@ def q6_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
         fields[1 + i] = block[192 + i]
 
 
-_IQ4_TABLE = tuple(value + 128 for value in IQ4_NL_VALUES)
-
-
 @integer_format(
-    TensorType.IQ4_NL, file_bytes=18, groups=1, planes=(4,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
+    TensorType.IQ4_XS, planes=(4,), fields={"scale": (I8, 8)}, terms=lambda f, group: [(f["scale"][group], None)],
     bias_bits=7, table=_IQ4_TABLE,
-)  # fmt: skip
-def iq4_nl(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """d, nibbles."""
-    _nibbles(block[2:], codes)
-    fields[0] = u16(block, 0)
-
-
-@integer_format(
-    TensorType.IQ4_XS, file_bytes=136, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (I8, 8)},
-    factors=only_d, terms=_scales, bias_bits=7, table=_IQ4_TABLE,
 )  # fmt: skip
 def iq4_xs(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, upper bit pairs of scales, their nibbles, nibbles."""
@@ -379,10 +294,7 @@ _E2M1_TABLE = tuple(value + 16 for value in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2,
 """Numbers of E2M1 doubled, plus 16."""
 
 
-@integer_format(
-    TensorType.MXFP4, file_bytes=17, groups=1, planes=(4,), fields={"d": (E8M0_HALF, 1)}, factors=only_d,
-    terms=no_terms, bias_bits=4, table=_E2M1_TABLE,
-)  # fmt: skip
+@integer_format(TensorType.MXFP4, planes=(4,), fields={"d": (E8M0_HALF, 1)}, bias_bits=4, table=_E2M1_TABLE)
 def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: exponent, nibbles."""
     _nibbles(block[1:], codes)
@@ -390,8 +302,8 @@ def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
 
 
 @integer_format(
-    TensorType.NVFP4, file_bytes=36, groups=2, planes=(4,), fields={"scale": (E4M3_HALF, 4)},
-    factors=no_factors, terms=_half_scales, bias_bits=4, table=_E2M1_TABLE,
+    TensorType.NVFP4, planes=(4,), fields={"scale": (E4M3_HALF, 4)}, factors=lambda _: (None, None), terms=_half_scales,
+    bias_bits=4, table=_E2M1_TABLE,
 )  # fmt: skip
 def nvfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: 4 scales, nibbles of 16 numbers each.
@@ -405,10 +317,7 @@ def nvfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
             codes[16 * part + 8 + i] = block[4 + 8 * part + i] >> 4
 
 
-@integer_format(
-    TensorType.Q8_K, file_bytes=292, groups=8, planes=(8,), fields={"d": (F32, 1)}, factors=only_d, terms=no_terms,
-    bias_bits=7,
-)  # fmt: skip
+@integer_format(TensorType.Q8_K, planes=(8,), fields={"d": (F32, 1)}, bias_bits=7)
 def q8_k(block: Bytes, codes: Bytes, fields: Fields) -> None:
     """Block layout: d, int8 codes, their sums."""
     for i in range(256):

@@ -14,34 +14,21 @@ import numpy as np
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit
-from llamacli.kernels.ggml_packings import F16, bit_pair, load_int, no_terms, only_d, u16
-from llamacli.kernels.packing_formats import Bytes, FieldKind, integer_format
+from llamacli.kernels.ggml_packings import bit_pair, integer_format, load_int, load_nibbles, u16
+from llamacli.kernels.packing_formats import Bytes, FieldKind
 from llamacli.quantization import TensorType
 
 # --- kinds of scales -------------------------------------------------------------------------------------------------
 
 
-def _nibbles_of(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ir.Value]:
-    both = load_int(b, address, signed=False)
-    return b.and_(both, ir.constant(ir.I32X16, 15)), b.lshr(both, ir.constant(ir.I32X16, 4))
-
-
 def _odd_pair(unit: float) -> FieldKind:
     """Two nibbles n of a byte, as (2n + 1) * unit."""
 
-    def to_floats(stored: np.ndarray) -> tuple[np.ndarray, ...]:
-        return tuple((2 * nibble.astype(np.float32) + 1) * np.float32(unit) for nibble in (stored & 15, stored >> 4))
-
     def load(b: ir.Builder, address: ir.Value) -> tuple[ir.Value, ...]:
         double, single = (ir.constant(ir.F32X16, factor * unit) for factor in (2, 1))
-        return tuple(ir.fma(b, ir.to_f32(b, nibble), double, single) for nibble in _nibbles_of(b, address))
+        return tuple(ir.fma(b, ir.to_f32(b, nibble), double, single) for nibble in load_nibbles(b, address))
 
-    return FieldKind(np.uint8, to_floats, load)
-
-
-def _scale_and_delta(nibble: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    scale = 2 * (nibble & 7).astype(np.float32) + 1
-    return scale, np.where(nibble & 8, -scale, scale) * np.float32(0.125)
+    return FieldKind(np.uint8, load)
 
 
 def _load_scale_and_delta(b: ir.Builder, nibble: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -61,12 +48,11 @@ ODD_PAIR, ODD_PAIR_4TH, ODD_PAIR_8TH = _odd_pair(1), _odd_pair(1 / 4), _odd_pair
 
 SCALE_DELTA_PAIR = FieldKind(
     np.uint8,
-    lambda stored: (_scale_and_delta(stored & 15), _scale_and_delta(stored >> 4)),
-    lambda b, address: tuple(_load_scale_and_delta(b, nibble) for nibble in _nibbles_of(b, address)),
+    lambda b, address: tuple(_load_scale_and_delta(b, nibble) for nibble in load_nibbles(b, address)),
 )
 """Two nibbles of a byte: a scale 2n + 1 of 3 bits, and a shift by an eighth of it, down where the fourth bit is set."""
 
-BITS = FieldKind(np.uint8, lambda stored: tuple(stored >> bit & 1 for bit in range(8)), _load_bits)
+BITS = FieldKind(np.uint8, _load_bits)
 """The bits of a byte, lowest first."""
 
 # --- formulas --------------------------------------------------------------------------------------------------------
@@ -76,16 +62,8 @@ def _paired(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
     return [(f["scale"][group // 2][group % 2], None)]
 
 
-def _paired_with_delta(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
-    return [f["scale_delta"][group // 2][group % 2]]
-
-
 def _of_halves(f: dict[str, Any], group: int) -> list[tuple[Any, Any]]:
     return [(scale, None) for scale in f["scale"][group]]
-
-
-def _marks(f: dict[str, Any], group: int) -> Any:
-    return f["delta"][group // 2][4 * (group % 2) : 4 * (group % 2) + 4]
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -133,32 +111,24 @@ def _word(block: Any, at: Any) -> Any:
 
 @njit(inline="always")
 def _put_nibble(fields: Any, first: Any, i: Any, nibble: Any) -> None:
-    """Store nibble i of the bytes from field `first` on.
-
-    The lower nibble of a byte is stored before the upper one.
-    """
+    """Store nibble i of bytes from field `first` on, lower ones first."""
     if i % 2 == 0:
         fields[first + i // 2] = nibble
     else:
         fields[first + i // 2] |= nibble << 4
 
 
-_IQ2_LEVELS = (8, 25, 43)
-_IQ2_TABLE = tuple(64 + sign * level for sign in (1, -1) for level in (*_IQ2_LEVELS, 0)) + (64,) * 8
-"""Numbers of IQ2 types plus 64: by level, then negative by level."""
-
-_IQ3_XXS_LEVELS = (4, 12, 20, 28, 36, 44, 52, 62)
-_IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
-
-
-def _signed_table(levels: tuple[int, ...], bias: int) -> tuple[int, ...]:
+def _signed_table(*levels: int, bias: int) -> tuple[int, ...]:
+    """Numbers plus `bias`: by level, then negative by level."""
     return tuple(bias + sign * level for sign in (1, -1) for level in levels)
 
 
+_IQ2: dict[str, Any] = {"planes": (2, 1), "bias_bits": 6, "table": _signed_table(8, 25, 43, 0, bias=64) + (64,) * 8}
+
+
 @integer_format(
-    TensorType.IQ2_XXS, file_bytes=66, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (ODD_PAIR_8TH, 4)},
-    factors=only_d, terms=_paired, bias_bits=6, table=_IQ2_TABLE, decode_table=_grid("IQ2_XXS"),
-)  # fmt: skip
+    TensorType.IQ2_XXS, fields={"scale": (ODD_PAIR_8TH, 4)}, terms=_paired, decode_table=_grid("IQ2_XXS"), **_IQ2
+)
 def iq2_xxs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, then 4 indices and a word a group.
 
@@ -174,9 +144,8 @@ def iq2_xxs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ2_XS, file_bytes=74, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (ODD_PAIR_8TH, 8)},
-    factors=only_d, terms=_of_halves, bias_bits=6, table=_IQ2_TABLE, decode_table=_grid("IQ2_XS"),
-)  # fmt: skip
+    TensorType.IQ2_XS, fields={"scale": (ODD_PAIR_8TH, 8)}, terms=_of_halves, decode_table=_grid("IQ2_XS"), **_IQ2
+)
 def iq2_xs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, indices of 9 bits with 7 signs, 16 scales."""
     fields[0] = u16(block, 0)
@@ -188,9 +157,8 @@ def iq2_xs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ2_S, file_bytes=82, groups=8, planes=(2, 1), fields={"d": (F16, 1), "scale": (ODD_PAIR_8TH, 8)},
-    factors=only_d, terms=_of_halves, bias_bits=6, table=_IQ2_TABLE, decode_table=_grid("IQ2_S"),
-)  # fmt: skip
+    TensorType.IQ2_S, fields={"scale": (ODD_PAIR_8TH, 8)}, terms=_of_halves, decode_table=_grid("IQ2_S"), **_IQ2
+)
 def iq2_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, low bytes of indices, signs, upper bits, 16 scales."""
     fields[0] = u16(block, 0)
@@ -202,9 +170,8 @@ def iq2_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ3_XXS, file_bytes=98, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (ODD_PAIR_4TH, 4)},
-    factors=only_d, terms=_paired, bias_bits=6, table=_signed_table(_IQ3_XXS_LEVELS, 64),
-    decode_table=_grid("IQ3_XXS"),
+    TensorType.IQ3_XXS, planes=(4,), fields={"scale": (ODD_PAIR_4TH, 4)}, terms=_paired, bias_bits=6,
+    table=_signed_table(4, 12, 20, 28, 36, 44, 52, 62, bias=64), decode_table=_grid("IQ3_XXS"),
 )  # fmt: skip
 def iq3_xxs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, indices, a word of signs and scale a group."""
@@ -218,8 +185,8 @@ def iq3_xxs(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ3_S, file_bytes=110, groups=8, planes=(4,), fields={"d": (F16, 1), "scale": (ODD_PAIR, 4)},
-    factors=only_d, terms=_paired, bias_bits=4, table=_signed_table(_IQ3_S_LEVELS, 16), decode_table=_grid("IQ3_S"),
+    TensorType.IQ3_S, planes=(4,), fields={"scale": (ODD_PAIR, 4)}, terms=_paired, bias_bits=4,
+    table=_signed_table(1, 3, 5, 7, 9, 11, 13, 15, bias=16), decode_table=_grid("IQ3_S"),
 )  # fmt: skip
 def iq3_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, low bytes of indices, their ninth bits, signs, scales."""
@@ -232,9 +199,8 @@ def iq3_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ1_S, file_bytes=50, groups=8, planes=(2,),
-    fields={"d": (F16, 1), "scale_delta": (SCALE_DELTA_PAIR, 4)},
-    factors=only_d, terms=_paired_with_delta, bias_bits=0, decode_table=_grid("IQ1_S"),
+    TensorType.IQ1_S, planes=(2,), fields={"scale_delta": (SCALE_DELTA_PAIR, 4)},
+    terms=lambda f, group: [f["scale_delta"][group // 2][group % 2]], bias_bits=0, decode_table=_grid("IQ1_S"),
 )  # fmt: skip
 def iq1_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: d, low bytes of indices, a word a group.
@@ -252,10 +218,9 @@ def iq1_s(block: Any, codes: Any, fields: Any, grid: Any) -> None:
 
 
 @integer_format(
-    TensorType.IQ1_M, file_bytes=56, groups=8, planes=(2,),
-    fields={"d": (F16, 1), "scale": (ODD_PAIR_8TH, 8), "delta": (BITS, 4)},
-    factors=only_d, terms=_of_halves, bias_bits=4, code_shift=3, marks=_marks, mark_offsets=(9, 7),
-    decode_table=_grid("IQ1_M"),
+    TensorType.IQ1_M, planes=(2,), fields={"scale": (ODD_PAIR_8TH, 8), "delta": (BITS, 4)}, terms=_of_halves,
+    bias_bits=4, code_shift=3, marks=lambda f, group: f["delta"][group // 2][4 * (group % 2) : 4 * (group % 2) + 4],
+    mark_offsets=(9, 7), decode_table=_grid("IQ1_M"),
 )  # fmt: skip
 def iq1_m(block: Any, codes: Any, fields: Any, grid: Any) -> None:
     """Block layout: low bytes of indices, upper bits, scales with d.
@@ -291,10 +256,7 @@ def _trit(byte: Any, digit: Any) -> Any:
     return (np.uint32(byte) * np.uint32(_POWERS[digit]) & 255) * 3 >> 8
 
 
-@integer_format(
-    TensorType.TQ1_0, file_bytes=54, groups=8, planes=(2,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
-    bias_bits=0,
-)  # fmt: skip
+@integer_format(TensorType.TQ1_0, planes=(2,), bias_bits=0)
 def tq1_0(block: Any, codes: Any, fields: Any) -> None:
     """Block layout: 160 digits, 80 digits, 16 digits, d.
 
@@ -311,10 +273,7 @@ def tq1_0(block: Any, codes: Any, fields: Any) -> None:
     fields[0] = u16(block, 52)
 
 
-@integer_format(
-    TensorType.TQ2_0, file_bytes=66, groups=8, planes=(2,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
-    bias_bits=0,
-)  # fmt: skip
+@integer_format(TensorType.TQ2_0, planes=(2,), bias_bits=0)
 def tq2_0(block: Any, codes: Any, fields: Any) -> None:
     """Block layout: bit pairs, d."""
     for group in range(8):
@@ -323,10 +282,7 @@ def tq2_0(block: Any, codes: Any, fields: Any) -> None:
     fields[0] = u16(block, 64)
 
 
-@integer_format(
-    TensorType.Q1_0, file_bytes=18, groups=4, planes=(1,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
-    bias_bits=0, code_shift=1,
-)  # fmt: skip
+@integer_format(TensorType.Q1_0, planes=(1,), bias_bits=0, code_shift=1)
 def q1_0(block: Any, codes: Any, fields: Any) -> None:
     """Block layout: d, bits."""
     for i in range(128):
@@ -334,10 +290,7 @@ def q1_0(block: Any, codes: Any, fields: Any) -> None:
     fields[0] = u16(block, 0)
 
 
-@integer_format(
-    TensorType.Q2_0, file_bytes=18, groups=2, planes=(2,), fields={"d": (F16, 1)}, factors=only_d, terms=no_terms,
-    bias_bits=0,
-)  # fmt: skip
+@integer_format(TensorType.Q2_0, planes=(2,), bias_bits=0)
 def q2_0(block: Any, codes: Any, fields: Any) -> None:
     """Block layout: d, bit pairs."""
     for i in range(64):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.deferred import carray, njit
+from llamacli.kernels.deferred import carray, njit, types
 from llamacli.kernels.work import share
 
 LANES, ROW = ir.LANES, 4 * ir.LANES
@@ -33,6 +33,18 @@ def group_weights(weights: npt.NDArray[np.float32] | None, size: int) -> npt.NDA
     exact = weights.astype(np.float64)
     scaled = np.maximum(exact / exact.mean(), _LEAST_WEIGHT)
     return np.ascontiguousarray(scaled.reshape(-1, size), np.float32)
+
+
+def stack_rows(n: int) -> Any:
+    """Function that returns the address of `n` rows on the stack.
+
+    They are whole cache lines.
+    """
+
+    def rows(b: ir.Builder) -> ir.Value:
+        return ir.stack(b, n * ROW)
+
+    return ir.expose(types.int64)(rows)
 
 
 @njit

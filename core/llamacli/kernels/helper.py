@@ -30,15 +30,16 @@ def common_kernels() -> list[jit.Compiled]:
     """Kernels of most runs: default sampling, attention with the default cache."""
     kv_type = KVType("f16", "f16")
     return [
-        sampling.running_sums, sampling.keep_where, sampling.log_sum_exp, sampling.keep_from, sampling.kth_largest,
-        attention.attention(kv_type), attention.store_kv(kv_type),
-    ]  # fmt: skip
+        sampling.apply_steps,
+        attention.attention(kv_type),
+        attention.store_kv(kv_type),
+    ]
 
 
 def start_helper() -> None:
     """Start the program if a core is idle and kernels are missing."""
     folder = jit.cache_directory()
-    if folder is None or jit_disabled() or any((folder / kernel.file_name).exists() for kernel in common_kernels()):
+    if folder is None or jit_disabled() or any(kernel.is_cached for kernel in common_kernels()):
         return
     if not _has_idle_core() or not sys.executable:
         return
@@ -104,8 +105,7 @@ def main() -> None:
     for kernel in common_kernels():
         print(kernel.name, flush=True)
         kernel.compile()
-        folder = jit.cache_directory()
-        if folder is None or not (folder / kernel.file_name).exists():
+        if not kernel.is_cached:
             break
 
 

@@ -14,8 +14,36 @@ from llamacli.errors import InvalidRequestError
 
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "i8mm")
 """`avxvnni` and `avx512` have the integer dot product of VNNI, `neon` that of ARM's FEAT_DotProd, of signed bytes, and
-`i8mm` that of FEAT_I8MM, of unsigned by signed ones; `generic` is plain LLVM IR, compiled for any CPU. `avx512bf16` is
-`avx512` with the dot product of bfloat16, `amx` with tiles of bfloat16."""
+`i8mm` that of FEAT_I8MM, of unsigned by signed ones; `generic` is plain LLVM IR, compiled for the CPU at hand.
+`avx512bf16` is `avx512` with the dot product of bfloat16, `amx` with tiles of bfloat16."""
+
+_V3 = frozenset({"avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"})
+_V4 = frozenset({*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni"})
+_BF16 = _V4 | {"avx512bf16"}
+_NEEDS: dict[str, frozenset[str]] = {
+    "avx2": _V3,
+    "avxvnni": _V3 | {"avxvnni"},
+    "avx512": _V4,
+    "avx512bf16": _BF16,
+    "amx": _BF16 | {"amx-tile", "amx-bf16"},
+    "neon": frozenset({"dotprod"}),
+    "i8mm": frozenset({"dotprod", "i8mm"}),
+}
+"""Extensions that a CPU needs for an instruction set, by LLVM's names."""
+
+_SKYLAKE = "-adx,-aes,-clflushopt,-fsgsbase,-invpcid,-pclmul,-prfchw,-rdrnd,-rdseed,-sgx,-xsavec,-xsaveopt,-xsaves"
+_TARGETS = {
+    "avx2": ("skylake", _SKYLAKE),
+    "avxvnni": ("skylake", f"{_SKYLAKE},+avxvnni"),
+    "avx512": ("x86-64-v4", "+avx512vnni"),
+    "avx512bf16": ("x86-64-v4", "+avx512vnni,+avx512bf16"),
+    "amx": ("x86-64-v4", "+avx512vnni,+avx512bf16,+amx-tile,+amx-bf16"),
+    "neon": ("generic", "+v8.2a,+dotprod"),
+    "i8mm": ("generic", "+v8.2a,+dotprod,+i8mm"),
+}
+"""CPU whose costs of instructions LLVM assumes, and features: what every CPU with the instruction set has, no more.
+
+Skylake without the features that follow is level x86-64-v3 of the psABI; x86-64-v4 has Skylake's costs too."""
 
 ARM = ("neon", "i8mm")
 AVX512 = ("avx512", "avx512bf16", "amx")
@@ -37,6 +65,36 @@ define i32 @dot_{name}(<16 x i8> %x, <16 x i8> %y) {{
 def host() -> tuple[str, str, str]:
     """Triple, name and features of this CPU, for LLVM."""
     return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+
+def target() -> tuple[str, str, str]:
+    """Triple, name and features of the CPU that kernels are compiled for.
+
+    Nothing but the instruction set counts, so that code runs on each CPU that it is chosen on; that of `generic` is for
+    this CPU alone.
+    """
+    triple, cpu, flags = host()
+    if isa() != "generic":
+        cpu, flags = _TARGETS[isa()]
+        if architecture(triple) != (arch := "aarch64" if isa() in ARM else "x86_64"):
+            triple = f"{arch}-unknown-linux-gnu"
+    return triple, cpu, flags
+
+
+def architecture(triple: str) -> str:
+    """Architecture of a triple, such as `x86_64` or `aarch64`."""
+    return triple.partition("-")[0].replace("arm64", "aarch64")
+
+
+def target_machine(opt: int = 3) -> binding.TargetMachine:
+    """Machine that object code for `target` is made by."""
+    triple, cpu, flags = target()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    return binding.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=flags, opt=opt, reloc="static" if architecture(triple) == "x86_64" else "default",
+        codemodel="jitdefault", jit=True,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -83,22 +141,30 @@ def available() -> tuple[str, ...]:
     its tables say.
     """
     has = features()
-    runs = ["generic"]
-    if {"avx2", "fma", "f16c"} <= has:
-        runs.append("avx2")
-        if "avxvnni" in has:
-            runs.append("avxvnni")
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"} <= has:
-        runs.append("avx512")
-        if "avx512bf16" in has:
-            runs.insert(len(runs) - (not host()[1].startswith("znver")), "avx512bf16")
-            if {"amx-tile", "amx-bf16"} <= has and _tiles_permitted():
-                runs.append("amx")
-    if "dotprod" in has:
-        runs.append("neon")
-        if "i8mm" in has:
-            runs.append("i8mm")
+    runs = ["generic", *(name for name in _TARGETS if _NEEDS[name] <= has)]
+    if "avx512bf16" in runs and not host()[1].startswith("znver"):
+        first = runs.index("avx512")
+        runs[first : first + 2] = "avx512bf16", "avx512"
+    if "amx" in runs and not _tiles_permitted():
+        runs.remove("amx")
     return tuple(runs)
+
+
+_foreign: list[str] = []
+
+
+def compile_for(name: str) -> None:
+    """Choose an instruction set that this CPU may lack.
+
+    To be called before anything asks for it. Kernels can be compiled then, and none is to be run.
+    """
+    assert not isa.cache_info().currsize, "kernels of this process are for another instruction set"
+    _foreign.append(name)
+
+
+def is_foreign() -> bool:
+    """True if kernels are compiled that are not to be run here."""
+    return bool(_foreign)
 
 
 @functools.cache
@@ -108,6 +174,8 @@ def isa() -> str:
     The best available, or the one that LLAMACLI_ISA names. Raises InvalidRequestError if LLAMACLI_ISA names none, or
     one that this CPU cannot run.
     """
+    if _foreign:
+        return _foreign[0]
     forced = os.environ.get(VARIABLE)
     if not forced:
         return available()[-1]

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -25,14 +24,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-import numpy as np
-
 from llamacli.kernels.blocks import Block
 from llamacli.kernels.deferred import import_numba
 from llamacli.kernels.digest import function_digest, source_digest
-from llamacli.kernels.isa import host, isa
-from llamacli.kernels.linker import link, undefined_symbols
+from llamacli.kernels.isa import architecture, isa, target
+from llamacli.kernels.linker import calls_numba, link, undefined_symbols
+from llamacli.kernels.packs import pack, with_checksum, without_checksum
 from llamacli.kernels.switch import jit_disabled
 from llamacli.util.files import SharedFileError, make_own_folder, open_own
 from llamacli.util.folders import cache_folder
@@ -44,7 +41,7 @@ _UNUSED_S, _TOUCH_S = 30 * 24 * 3600, 24 * 3600
 
 SIGNATURE = "void(int64, int64, int64, int64)"
 
-_NUMBA_SETTINGS = ("OPT", "BOUNDSCHECK", "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "LOOP_VECTORIZE", "SLP_VECTORIZE")
+_NUMBA_SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE")
 """Settings of Numba that change machine code, without their prefix NUMBA_."""
 
 listeners: list[Callable[[str], None]] = []
@@ -61,53 +58,54 @@ def cache_directory() -> Path | None:
     the system's usual one.
     """
     base = cache_folder()
-    return base / "kernels" / _fingerprint() if base else None
+    return base / "kernels" / fingerprint() if base else None
 
 
 @functools.cache
-def _fingerprint() -> str:
-    """Hash of the versions, settings and CPU."""
-    versions = (_numba_version(), llvmlite.__version__, np.__version__, sys.version, isa())
+def fingerprint() -> str:
+    """Hash of all but sources that machine code of kernels depends on.
+
+    The system, the instruction set with the features that it stands for, and settings of Numba. Object code is linked
+    by name with functions of the C library, so the versions of Python, NumPy and LLVM are not part of it; `_Entry`
+    compares that of Numba for code that calls its functions.
+    """
+    triple, *cpu = target()
     settings = [os.environ.get(f"NUMBA_{name}") for name in _NUMBA_SETTINGS]
-    return hashlib.sha256(repr((versions, settings, host())).encode()).hexdigest()[:16]
-
-
-def _numba_version() -> bytes:
-    """Source of Numba's version, read without importing it."""
-    found = importlib.util.find_spec("numba")
-    assert found
-    assert found.origin
-    return Path(found.origin).with_name("_version.py").read_bytes()
+    parts = architecture(triple), sys.platform, isa(), cpu, settings
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 class _Entry:
     """Cache file of a kernel: checksum, line of JSON, object code.
 
+    The line has the symbol, the `undefined_symbols`, and the version of Numba if some of them are its functions.
     Numba's own cache has three drawbacks: its folder is a setting of the whole process, that folder must be writable,
     and its contents are trusted unchecked. And it needs Numba to be imported.
     """
 
     def __init__(self, name: str):
         directory = cache_directory()
-        self._path = directory and directory / name
+        self._name, self._path = name, directory and directory / name
 
     def load(self) -> int | None:
         """Load and link the code.
 
-        Returns its address, or None if it must be compiled.
+        It is looked for in the user's cache, then in a pack. Returns its address, or None if it must be compiled.
         """
         with contextlib.suppress(OSError):
             data = self._read()
-            if data and hashlib.sha256(data[32:]).digest() == data[:32]:
-                head, _, code = data[32:].partition(b"\n")
-                if (address := link(code, *json.loads(head))) is not None:
-                    return address
-            elif data:
+            if data and without_checksum(data) is None:
                 _log.warning("%s is damaged and is compiled again", self._path)
-        return None
+            elif data and (address := link_entry(data)):
+                return address
+        data = pack(fingerprint()).entry(self._name)
+        return link_entry(data) if data else None
 
     def _read(self) -> bytes:
-        """Read the file; b"" if other users may have written it."""
+        """Read the file.
+
+        b"" if there is none, or if other users may have written it.
+        """
         if self._path is None:
             return b""
         try:
@@ -115,23 +113,24 @@ class _Entry:
                 if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCH_S:
                     _touch(self._path)
                 return file.read()
+        except FileNotFoundError:
+            return b""
         except SharedFileError as error:
             _say_shared(str(error))
         return b""
 
-    def save(self, code: bytes, symbol: str, needs: list[str] | None) -> None:
-        """Write the code; if that fails, this process alone has it."""
+    def save(self, data: bytes) -> None:
+        """Write an entry; if that fails, this process alone has it."""
         if self._path is None:
             _warn_cache_unwritable("this user has no home folder, and LLAMACLI_CACHE names none")
             return
-        data = json.dumps((symbol, needs)).encode() + b"\n" + code
         written = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
             make_own_folder(self._path.parent)
             _prune(self._path.parent.parent)
             try:
                 written.touch(mode=0o600, exist_ok=False)
-                written.write_bytes(hashlib.sha256(data).digest() + data)
+                written.write_bytes(data)
                 written.replace(self._path)
             finally:
                 written.unlink(missing_ok=True)
@@ -139,6 +138,26 @@ class _Entry:
             _say_shared(str(error))
         except OSError as error:
             _warn_cache_unwritable(str(error))
+
+
+def link_entry(data: bytes) -> int | None:
+    """Link the code of a cache entry.
+
+    Returns its address; None if it is damaged, or needs what this process has not.
+    """
+    line, _, code = (without_checksum(data) or b"").partition(b"\n")
+    if not line:
+        return None
+    symbol, needs, numba_version = json.loads(line)
+    if numba_version and numba_version != _numba_version():
+        return None
+    return link(code, symbol, needs)
+
+
+def _numba_version() -> str:
+    import numba
+
+    return str(numba.__version__)
 
 
 def _touch(file: Path) -> None:
@@ -243,6 +262,24 @@ class Compiled:
     def _to_compile(self) -> Callable[..., Any]:
         return self._function
 
+    @property
+    def is_cached(self) -> bool:
+        """True if the user's cache or a pack has it."""
+        folder = cache_directory()
+        return bool(folder and (folder / self.file_name).exists()) or self.file_name in pack(fingerprint())
+
+    def make_entry(self) -> bytes:
+        """Compile it.
+
+        Returns the contents of its cache file.
+        """
+        from llamacli.kernels.compiler import compile_function
+
+        symbol, code = compile_function(self._to_compile(), self._signature, self.name)
+        needs = undefined_symbols(code)
+        head = symbol, needs, _numba_version() if calls_numba(needs) else None
+        return with_checksum(json.dumps(head).encode() + b"\n" + code)
+
     def _make(self) -> int:
         entry = _Entry(self.file_name)
         address = entry.load()
@@ -254,16 +291,13 @@ class Compiled:
                     f"{self.name} cannot be compiled: this process was forked while another thread compiled. Fork "
                     "before a model is loaded or after it, or start processes by the method spawn"
                 )
-            from llamacli.kernels.compiler import compile_function
-
             _announce()
             for listener in listeners:
                 listener(self.name)
-            symbol, code = compile_function(self._to_compile(), self._signature, self.name)
-            needs = undefined_symbols(code)
-            entry.save(code, symbol, needs)
-            address = link(code, symbol, needs)
-            assert address, f"{self.name} needs one of {needs}, which this process has not"
+            data = self.make_entry()
+            entry.save(data)
+            address = link_entry(data)
+            assert address, f"{self.name} needs what this process has not"
         return address
 
     @property
@@ -333,6 +367,15 @@ class ArrayFunction(Compiled):
         memory = self._block.filled(arguments)
         self.call(ctypes.addressof(memory))
         return self._block.result(memory)
+
+    def bound(self, *arguments: Any) -> Callable[[], object]:
+        """Call with these arguments, which it keeps alive; returns nothing of use."""
+        if jit_disabled():
+            return functools.partial(self._function, *arguments)
+        memory = self._block.filled(arguments)
+        call = functools.partial(self.call, ctypes.addressof(memory))
+        vars(call)["kept"] = memory, arguments
+        return call
 
 
 def array_function(signature: str) -> Callable[[Callable[..., Any]], ArrayFunction]:

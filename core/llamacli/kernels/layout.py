@@ -26,13 +26,15 @@ RUN = record("n_rows", "first_row", "rows")
 """Parameters that all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a
 ROW for each."""
 
-ROW = record("cell", "position", "kv", "seq_len", "end", "n_ahead", "jump")
+ROW = record("cell", "position", "kv", "seq_len", "end", "n_ahead", "jump", "token", "given", "adapter_scales")
 """Parameters of one token of a run: the cell of its sequence in which it is stored (it attends to this cell and those
 before), its position, the address of its sequence's int64 [n_layer, 3] (see `llamacli.kv.KVSequence.addresses`),
 the length of the context that this sequence was created for, and the number of its cells after this run (attention in
 both directions sees all of them). `n_ahead`: cells behind its own that it attends to in causal attention too, those of
 its bidirectional span. `jump`: 0, or 1 more than its number among the rows whose RoPE does not follow from `position`
-alone (M-RoPE at several positions, positions beyond the context)."""
+alone (M-RoPE at several positions, positions beyond the context). `token`: its id. `given`: 0, or the address of the
+row of embeddings that it has instead, float32. `adapter_scales`: address of the scales of LoRA adapters, float64; 0:
+all are 1."""
 
 RECURRENT_ENTRY = 24
 """Bytes of an entry of `KVSequence.addresses`: those of layers, then those of recurrent states."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import attrs
 import numpy as np
 
 from llamacli.kernels import ir
@@ -31,6 +32,32 @@ HEAD, KEY, MATRIX = range(3)
 
 NONE, BETA, LOW_RANK = range(3)
 """Correction of the state: none, the delta rule with `beta`, or (state a) b^T."""
+
+MOST_VECTORS = 5
+"""Vectors of columns that a thread computes at once at most."""
+
+
+@attrs.frozen
+class StateForm:
+    """Form of a linear recurrence.
+
+    A tile has `n_vectors` vectors of columns. `decay` is one of HEAD, KEY and MATRIX, `correction` one of NONE, BETA and
+    LOW_RANK.
+    """
+
+    n_vectors: int
+    decay: int
+    correction: int
+    has_bonus: bool
+
+
+_TERMS = (
+    (HEAD, NONE, False), (HEAD, BETA, False), (KEY, BETA, False), (KEY, LOW_RANK, False), (KEY, NONE, True),
+    (MATRIX, NONE, False),
+)  # fmt: skip
+
+STATE_FORMS = [StateForm(n, *terms) for terms in _TERMS for n in range(1, MOST_VECTORS + 1)]
+"""Forms compiled ahead of time: those of published architectures."""
 
 _i64, _f32 = types.int64, types.float32
 
@@ -113,9 +140,9 @@ def _step(typingctx: Any, n: Any, decay_kind: Any, correction: Any, has_bonus: A
 
 
 @functools.cache
-def linear_state(n_vectors: int, decay_kind: int, correction: int, has_bonus: bool) -> Kernel:
-    """Kernel of a linear recurrence, for tiles of `n_vectors` vectors of columns."""
-    bonus_kind = int(has_bonus)
+def linear_state(form: StateForm) -> Kernel:
+    """Kernel of a linear recurrence."""
+    n_vectors, decay_kind, correction, bonus_kind = form.n_vectors, form.decay, form.correction, int(form.has_bonus)
 
     def count(a):  # type: ignore[no-untyped-def]
         return a.n_head * (a.d_v // (LANES * n_vectors))

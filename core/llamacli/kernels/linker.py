@@ -47,6 +47,14 @@ def undefined_symbols(code: bytes) -> list[str] | None:
     return sorted(names)
 
 
+def calls_numba(needs: Iterable[str] | None) -> bool:
+    """True if code may call functions of Numba or Python.
+
+    `needs` are its `undefined_symbols`.
+    """
+    return needs is None or any(name.startswith(("NRT_", "numba_", "Py", "_Py")) for name in needs)
+
+
 def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     """Address of a symbol of object code, once it is linked.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -11,19 +13,23 @@ import numpy.typing as npt
 from llamacli.kernels.packing_formats import Packing
 
 
+class Stack(Protocol):
+    """Stack of matrices that lies on disk."""
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Read some matrices ahead, and check new ones."""
+
+
 @attrs.frozen(eq=False)
 class Matrix:
     """Packed matrix, or stack of one matrix an expert.
 
     `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`. `shape` is that of one matrix, (n_out,
-    n_in), without padding; `packing` is how `packed` is laid out.
+    n_in), without padding; `packing` is how `packed` is laid out. `stack` reads matrices of a mapped file ahead.
     """
 
     kind: IntEnum
     packed: npt.NDArray[np.uint8]
     shape: tuple[int, int]
     packing: Packing
-
-    def rows(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Rows of the first matrix, float32 [len(numbers), n_in]."""
-        return self.packing.unpack(self.packed[0], numbers.astype(np.intp))[:, : self.shape[1]]
+    stack: Stack | None = None

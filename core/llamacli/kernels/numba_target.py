@@ -19,7 +19,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from llvmlite import binding, ir
-from numba.core import types, typing
+from numba.core import config, types, typing
 from numba.core.codegen import CPUCodeLibrary, JITCPUCodegen
 from numba.core.cpu import CPUContext, CPUTargetOptions
 from numba.core.decorators import jit
@@ -34,6 +34,8 @@ from numba.core.target_extension import (
     target_override,
     target_registry,
 )
+
+from llamacli.kernels.isa import target, target_machine
 
 _NAME = "llamacli"
 
@@ -97,9 +99,20 @@ def _empty_functions(names: Iterable[str]) -> Any:
 
 
 class _Codegen(JITCPUCodegen):  # type: ignore[misc]
-    """Settings of LLVM for this CPU, which are Numba's."""
+    """LLVM for the instruction set of kernels, which another CPU may have."""
 
     _library_class = Library
+
+    def _init(self, llvm_module: Any) -> None:
+        super()._init(llvm_module)
+        self._tm = target_machine(config.OPT)
+        self._target_data = self._tm.target_data
+        self._data_layout = str(self._target_data)
+
+    def _create_empty_module(self, name: str) -> Any:
+        module = super()._create_empty_module(name)
+        module.triple = target()[0]
+        return module
 
 
 class _Lowering(CPUContext):  # type: ignore[misc]

@@ -1,7 +1,4 @@
-"""Weight repacking: rows of file blocks to tiles of 16 rows.
-
-See `packing_formats.py` for the layout.
-"""
+"""Weight repacking: rows of file blocks to the tiles of `packing_formats.py`."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ import numpy.typing as npt
 from llamacli.kernels import simd
 from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import RUN, record
+from llamacli.kernels.layout import record
 from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking
 from llamacli.kernels.registry import packing_of
-from llamacli.kernels.team import STEP, Team
+from llamacli.kernels.team import Team, run_kernel
 from llamacli.kernels.work import share
 from llamacli.quantization import TensorType
 
 PACK = record(
-    "raw", "row_bytes", "n_rows", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded", "scratch"
+    "raw", "row_bytes", "n_raw", "packed", "n_tiles", "n_blocks", "n_columns", "exponent", "unbounded", "scratch"
 )  # fmt: skip
-"""`raw`: n_rows rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
+"""`raw`: n_raw rows of row_bytes bytes, a whole number of blocks each; `packed`: n_tiles tiles of n_blocks blocks.
 `exponent`: the bits that are all set in NaN and infinity, where weights are floats; int64 `unbounded` is set to
 1 if any float or scale is. `scratch`: _SCRATCH bytes for each thread.
 """
@@ -42,15 +39,12 @@ def pack(team: Team, kind: IntEnum, raw: npt.NDArray[np.uint8], packed: npt.NDAr
     `raw` is uint8 [n_rows, row_bytes], `packed` uint8 [n_tiles, n_blocks, n_bytes]; missing rows become 0. Returns
     whether all floats and scales are finite.
     """
-    raw = np.ascontiguousarray(raw)
-    args, run, steps, unbounded = np.zeros(1, PACK), np.zeros(1, RUN), np.zeros(1, STEP), np.zeros(1, np.int64)
-    args["raw"], args["row_bytes"], args["n_rows"] = raw.ctypes.data, raw.shape[1], len(raw)
-    args["packed"], args["n_tiles"], args["n_blocks"] = packed.ctypes.data, packed.shape[0], packed.shape[1]
-    args["n_columns"], args["exponent"] = n_columns, _EXPONENTS.get(kind, 0)
-    scratch = np.zeros((team.n_threads, _SCRATCH), np.uint8)
-    args["unbounded"], args["scratch"] = unbounded.ctypes.data, scratch.ctypes.data
-    steps["function"], steps["args"] = pack_kernel(kind).address, args.ctypes.data
-    team.run(steps, 0, 1, run)
+    raw, unbounded = np.ascontiguousarray(raw), np.zeros(1, np.int64)
+    run_kernel(
+        team, pack_kernel(kind), PACK, raw=raw, row_bytes=raw.shape[1], n_raw=len(raw), packed=packed,
+        n_tiles=packed.shape[0], n_blocks=packed.shape[1], n_columns=n_columns, exponent=_EXPONENTS.get(kind, 0),
+        unbounded=unbounded, scratch=np.zeros((team.n_threads, _SCRATCH), np.uint8),
+    )  # fmt: skip
     return not unbounded[0]
 
 
@@ -81,8 +75,8 @@ def _pack_floats(size: int, adjacent: int, columns: int) -> Kernel:
             out = carray(place, (n_padded // adjacent, ROWS, adjacent), item)
             for lane in range(ROWS):
                 row = tile * ROWS + lane
-                n_columns = a.n_columns if row < a.n_rows else 0
-                x = carray(simd.pointer(a.raw + min(row, a.n_rows - 1) * a.row_bytes), a.n_columns, item)
+                n_columns = a.n_columns if row < a.n_raw else 0
+                x = carray(simd.pointer(a.raw + min(row, a.n_raw - 1) * a.row_bytes), a.n_columns, item)
                 for i in range(n_columns):
                     out[i // adjacent, lane, i % adjacent] = x[i]
                 for i in range(n_columns, n_padded):
@@ -124,7 +118,7 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
             out = carray(simd.pointer(address), n_bytes // 4, np.uint32)
             for lane in range(ROWS):
                 row = tile * ROWS + lane
-                if row < a.n_rows:
+                if row < a.n_raw:
                     source = a.raw + row * a.row_bytes + number * file_bytes
                     decode(carray(simd.pointer(source), file_bytes, np.uint8), codes, fields)
                 else:
@@ -161,7 +155,6 @@ def _pack_integers(packing: IntegerPacking) -> Kernel:
 
 
 def _decoder(packing: IntegerPacking) -> Any:
-    """Decoder of a block for Numba, with its table."""
     decode = njit(inline="always")(packing.decode)
     if packing.decode_table is None:
         return decode

@@ -21,13 +21,11 @@ import numpy.typing as npt
 
 from llamacli.kernels import ir
 from llamacli.kernels.layout import CODE_BIAS
-from llamacli.quantization import TensorType, dequantize
+from llamacli.quantization import TensorType
 
 ROWS = 16
 
 Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Indices = npt.NDArray[np.intp]
 
 
 class Packing(Protocol):
@@ -48,12 +46,6 @@ class Packing(Protocol):
     @property
     def activation(self) -> str:
         """Form of activations that it multiplies."""
-
-    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
-        """Dequantize rows of a packed matrix, float32 [len(rows), n_columns].
-
-        The numbers are those that the file's format defines.
-        """
 
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
         """Emit the loads of a block.
@@ -96,12 +88,6 @@ class FloatPacking:
     def n_bytes(self) -> int:
         """Bytes of a block of 16 rows."""
         return self.block * ROWS * np.dtype(self.item).itemsize
-
-    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
-        """See Packing."""
-        tile, lane = np.divmod(rows, ROWS)
-        values = packed.view(self.item).reshape(len(packed), -1, ROWS, self.adjacent)[tile, :, lane]
-        return dequantize(np.ascontiguousarray(values.reshape(len(rows), -1)).view(np.uint8), self.kind)
 
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[Sequence[ir.Value]]:
         """See Packing."""
@@ -150,12 +136,11 @@ class Block:
 class FieldKind:
     """Field type, such as a scale: storage and conversion.
 
-    Stored in 1, 2 or 4 bytes (`item`); `to_floats` and `load` give its float32 value in NumPy and in registers, or
-    several in tuples. `exponent`: the bits that are all set in NaN and infinity; 0 if the type has neither.
+    Stored in 1, 2 or 4 bytes (`item`); `load` gives its float32 value in registers, or several in a tuple.
+    `exponent`: the bits that are all set in NaN and infinity; 0 if the type has neither.
     """
 
     item: type[np.generic] = attrs.field()
-    to_floats: Callable[[np.ndarray], Any]
     load: Callable[[ir.Builder, ir.Value], Any]
     exponent: int = 0
 
@@ -288,49 +273,6 @@ class IntegerPacking:
         """Bytes of the codes of a group of 16 rows."""
         return 64 * sum(self.planes)
 
-    def unpack(self, packed: Bytes, rows: Indices) -> Floats:
-        """See Packing."""
-        tile, lane = np.divmod(rows, ROWS)
-        which, n_blocks = np.arange(len(rows)), packed.shape[1]
-        blocks = packed[tile]
-        planes, start, lowest = blocks[..., self.field_bytes :].reshape(len(rows), n_blocks, self.groups, -1), 0, 0
-        codes = np.zeros((len(rows), n_blocks, self.groups, 32), np.uint8)
-        for bits in self.planes:
-            plane = planes[..., start : start + 64 * bits].reshape(len(rows), n_blocks, self.groups, bits, ROWS, 4)
-            plane = plane[which, :, :, :, lane]
-            parts = codes.reshape(len(rows), n_blocks, self.groups, 8 // bits, bits, 4)  # a view
-            for part in range(8 // bits):
-                parts[:, :, :, part] |= ((plane >> (bits * part)) & (2**bits - 1)) << lowest
-            start, lowest = start + 64 * bits, lowest + bits
-        fields, at = {}, 0
-        for name, (kind, count) in self.fields.items():
-            size = ROWS * kind.size * count
-            stored = np.ascontiguousarray(blocks[..., at : at + size]).view(kind.item)
-            stored = stored.reshape(len(rows), n_blocks, count, ROWS)[which, :, :, lane]
-            fields[name] = [kind.to_floats(stored[..., i, None]) for i in range(count)]
-            at += size
-        integers = codes.astype(np.int16) << self.code_shift
-        if self.table is not None:
-            integers = np.array(self.table, np.int16)[codes]
-        if self.marks is not None:
-            marks = np.stack([bit for group in range(self.groups) for bit in self.marks(fields, group)], axis=-1)
-            integers += np.array(self.mark_offsets, np.int16)[marks].repeat(8, axis=-1).reshape(integers.shape)
-        values = (integers - (0 if self.bias_bits is None else 2**self.bias_bits)).astype(np.float32)
-        factor, shift_factor = self.factors(fields)
-        for group in range(self.groups):
-            terms = self.terms(fields, group)
-            for half, (scale, shift) in enumerate(terms):
-                columns = values[:, :, group, half * 32 // len(terms) : (half + 1) * 32 // len(terms)]
-                if shift is not None and shift_factor is None:
-                    columns *= _product(scale, None)
-                    columns += shift
-                    columns *= _product(factor, None)
-                    continue
-                columns *= _product(factor, scale)
-                if shift_factor is not None:
-                    columns += _product(shift_factor, shift)
-        return values.reshape(len(rows), -1)
-
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
         """See Packing."""
         at = 0
@@ -369,10 +311,7 @@ class IntegerPacking:
         return Block(factor, shift_factor, bias_bits, largest.bit_length(), chain, is_direct, load_groups())
 
     def _bits_to_bias(self) -> int:
-        """Number of bits by which codes are shifted in registers.
-
-        Then their bias is CODE_BIAS.
-        """
+        """Number of bits that shift codes so that their bias is CODE_BIAS."""
         if self.bias_bits is None or self.marks is not None or not ir.multiplies_any_bytes():
             return 0
         bits = CODE_BIAS.bit_length() - 1 - self.bias_bits
@@ -401,20 +340,5 @@ class IntegerPacking:
         return [b.add(code, offset) for code, offset in zip(codes, offsets, strict=True)]
 
 
-def _product(x: Any, y: Any) -> Any:
-    """Product of two factors, where None means 1."""
-    return (1 if x is None else x) if y is None else y if x is None else x * y
-
-
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}
-"""Packings by tensor type, as `integer_format` registers them."""
-
-
-def integer_format(kind: TensorType, **description: Any) -> Callable[[Decode], Decode]:
-    """Decorate the decoder of an integer format."""
-
-    def register(decode: Decode) -> Decode:
-        INTEGER_PACKINGS[kind] = IntegerPacking(decode=decode, name=kind.name, **description)
-        return decode
-
-    return register
+"""Packings by tensor type, as `ggml_packings.integer_format` registers them."""

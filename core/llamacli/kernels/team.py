@@ -42,11 +42,10 @@ import numpy as np
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit, types
-from llamacli.kernels.isa import features
-from llamacli.kernels.jit import Compiled
-from llamacli.kernels.layout import record
+from llamacli.kernels.isa import architecture, target
+from llamacli.kernels.jit import Compiled, Kernel
+from llamacli.kernels.layout import RUN, record
 from llamacli.util.locking import fork_safe
-from llamacli.util.memory import address_of
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_THREADS
@@ -119,7 +118,7 @@ def _compare_exchange(b: ir.Builder, address: ir.Value, expected: ir.Value, valu
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
     """Emit the CPU's spin-loop hint."""
-    if "sse2" in features():
+    if architecture(target()[0]) == "x86_64":
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
 
 
@@ -345,16 +344,16 @@ class Team:
         self._pid = 0
         self._start_workers()
 
-    def run(self, steps: np.ndarray[Any, Any], start: int, stop: int, run: np.ndarray[Any, Any]) -> None:
-        """Run steps `start` to `stop` - 1 of a table.
+    def run(self, steps: int, start: int, stop: int, run: int) -> None:
+        """Run steps `start` to `stop` - 1 of the table at an address.
 
-        `run` is their shared record.
+        `run` is the address of their shared record.
         """
         assert stop < 1 << _FIRST_STEP_BITS, f"a table of {stop} steps is longer than a phase's word can hold"
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._start_workers()
-            _run_job.call(self._state, address_of(steps), start, stop, address_of(run), self.n_threads)
+            _run_job.call(self._state, steps, start, stop, run, self.n_threads)
 
     def close(self) -> None:
         """Stop the worker threads."""
@@ -398,6 +397,29 @@ def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, node: Node
     if node is not None:
         bind_thread(node)
     _worker_loop.call(words.ctypes.data, thread, n_threads)
+
+
+def run_kernel(
+    team: Team,
+    kernel: Kernel,
+    record: np.dtype[np.void],
+    *,
+    n_rows: int = 0,
+    first_row: int = 0,
+    rows: np.ndarray[Any, Any] | None = None,
+    **params: object,
+) -> None:
+    """Run one kernel on a team of threads.
+
+    `record` is the dtype of its parameters, `params` their values by name; arrays are passed as their addresses. Rows
+    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.layout.ROW`, one for each token.
+    """
+    args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
+    for name, value in params.items():
+        args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+    run["n_rows"], run["first_row"], run["rows"] = n_rows, first_row, 0 if rows is None else rows.ctypes.data
+    steps["function"], steps["args"] = kernel.address, args.ctypes.data
+    team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
 
 
 def check_threads(threads: int | None) -> int:

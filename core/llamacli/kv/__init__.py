@@ -2,7 +2,7 @@
 
 - `layout`, `pool`, `sequence`: pages of cells, their memory, and one sequence of tokens.
 - `recurrent`: the states of recurrent layers, which each token replaces.
-- `prefixes`: finds cached sequences that share a token prefix.
+- `prefixes`: finds cached sequences that share a token prefix. `prompt_cache`: keeps them on disk.
 - `cache`, `sequence_pool`: numbered sequences, and leases of them.
 - `snapshot`: serialization.
 - `strategies`, `entries`: whether to cache at all; caches used entry by entry, without a model.

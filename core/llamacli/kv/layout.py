@@ -102,6 +102,7 @@ class KVLayout:
     - `groups`: the groups of layers; that of the recurrent states is the last, if there are any.
     - `places`: where the cells of each layer lie.
     - `recurrent`, `offsets`: the recurrent states, and at which byte of a page of their group each lies.
+    - `has_windows`: true if a layer has a sliding window or chunks.
     """
 
     specs: tuple[KVSpec, ...]
@@ -110,6 +111,11 @@ class KVLayout:
     places: tuple[Place, ...]
     recurrent: tuple[RecurrentSpec, ...] = ()
     offsets: tuple[int, ...] = ()
+    has_windows: bool = attrs.field(init=False)
+
+    @has_windows.default
+    def _(self) -> bool:
+        return any(group.evicts for group in self.groups)
 
     @classmethod
     def of(
@@ -136,11 +142,6 @@ class KVLayout:
             groups.append(Group(None, None, ends[-1], recurrent=True))
         offsets = (0, *ends[:-1]) if recurrent else ()
         return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets)
-
-    @property
-    def has_windows(self) -> bool:
-        """True if a layer has a sliding window or chunks."""
-        return any(group.evicts for group in self.groups)
 
     @property
     def recurrent_bytes(self) -> int:

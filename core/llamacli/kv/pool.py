@@ -68,7 +68,8 @@ class Pages:
     Pages are identified by address. Memory is requested from the system in slabs as needed, and returned when a slab is
     empty. Allocated pages are zeroed. The owners of a page are the table slots that hold it. `expect_room` is called
     with the bytes of a page before it is allocated, and raises OutOfMemoryError if a limit forbids that. Methods may be
-    called from any thread and are interrupt-safe (see the module).
+    called from any thread and are interrupt-safe (see the module). `ref_counts`: the number of owners of each page in
+    use.
     """
 
     def __init__(self, page_bytes: int, expect_room: Callable[[int], None] = lambda n_bytes: None):
@@ -76,14 +77,14 @@ class Pages:
         self._stride = -(-page_bytes // 4096) * 4096 + _PAGE_PADDING
         self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
         self._slabs: list[_Slab] = []  # sorted by address
-        self._ref_counts: dict[int, int] = {}
+        self.ref_counts: dict[int, int] = {}
         self._lock = fork_safe(threading.Lock())
         self._room = _Room()
 
     @property
     def n_used(self) -> int:
         """Number of pages in use."""
-        return len(self._ref_counts)
+        return len(self.ref_counts)
 
     @property
     def n_bytes(self) -> int:
@@ -92,7 +93,7 @@ class Pages:
 
     def ref_count(self, page: int) -> int:
         """Reference count of a page; 0 if it is free."""
-        return self._ref_counts.get(page, 0)
+        return self.ref_counts.get(page, 0)
 
     def allocate(self, table: Table, i: int, *, zeroed: bool = True) -> None:
         """Put a page into the empty slot i of a table.
@@ -108,7 +109,7 @@ class Pages:
     def share(self, page: int, table: Table, i: int) -> None:
         """Put a shared page into the empty slot i of a table."""
         with self._lock:
-            self._ref_counts[page] += 1
+            self.ref_counts[page] += 1
             table[i] = page
 
     def copy_on_write(self, table: Table, i: int) -> None:
@@ -118,7 +119,7 @@ class Pages:
         """
         with self._lock:
             page = int(table[i])
-            if self._ref_counts[page] > 1:
+            if self.ref_counts[page] > 1:
                 slab, copy = self._find_free()
                 if not slab.free:  # an interrupt could leave the page half written, and fresh ones must be zeros
                     slab.fresh += 1
@@ -130,14 +131,14 @@ class Pages:
         """Empty slot i of a table; free an unreferenced page."""
         with self._lock:
             page = int(table[i])
-            ref_count = self._ref_counts[page] - 1
+            ref_count = self.ref_counts[page] - 1
             at = bisect.bisect_right(self._slabs, page, key=lambda slab: slab.base) - 1
             slab = self._slabs[at]
             table[i] = 0
             if ref_count:
-                self._ref_counts[page] = ref_count
+                self.ref_counts[page] = ref_count
             else:
-                del self._ref_counts[page]
+                del self.ref_counts[page]
                 slab.free.append(page)
                 if not slab.n_used:
                     del self._slabs[at]
@@ -158,12 +159,12 @@ class Pages:
         """
         before = int(table[i])
         if before:
-            self._ref_counts[before] -= 1
+            self.ref_counts[before] -= 1
         if slab.free:
             del slab.free[-1]
         else:
             slab.fresh += 1
-        self._ref_counts[page] = 1
+        self.ref_counts[page] = 1
         table[i] = page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +31,7 @@ class PrefixIndex:
         self._pool, self.lock = pool, pool.lock
         self._live: weakref.WeakSet[KVSequence] = weakref.WeakSet()
         self._kept: list[KVSequence] = []  # the most recently used last
+        self._used_at: weakref.WeakKeyDictionary[KVSequence, float] = weakref.WeakKeyDictionary()
 
     @locked
     def add(self, sequence: KVSequence) -> None:
@@ -67,6 +69,7 @@ class PrefixIndex:
             if n == len(other.tokens) and n != sequence.n_kept and sequence.can_truncate(n):
                 self._evict(other)
         self._kept.append(sequence.fork())
+        self._used_at[self._kept[-1]] = time.monotonic()
         while len(self._kept) > MAX_KEPT or self.n_bytes > max_bytes:
             self._evict(self._least_useful())
 
@@ -96,6 +99,17 @@ class PrefixIndex:
     def sequences(self) -> list[KVSequence]:
         """Cached sequences: of open sessions, then the kept ones, latest first."""
         return [*self._live, *reversed(self._kept)]
+
+    @locked
+    def longest(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
+        """Number of first `tokens` that a sequence would have after `reuse`."""
+        return next((n for _, n in self._matches(sequence, tokens)), len(sequence.tokens))
+
+    @locked
+    def idle(self, seconds: float) -> list[KVSequence]:
+        """Kept sequences that have not been used for so long."""
+        since = time.monotonic() - seconds
+        return [kept for kept in self._kept if self._used_at[kept] <= since]
 
     @locked
     def clear(self) -> None:
@@ -137,6 +151,7 @@ class PrefixIndex:
         """Mark a kept copy as the most recently used."""
         self._kept.remove(kept)
         self._kept.append(kept)
+        self._used_at[kept] = time.monotonic()
 
     def _evict(self, kept: KVSequence) -> None:
         self._kept.remove(kept)

@@ -50,7 +50,7 @@ class KVSequence:
       context, which may be huge: nothing looks at the slots from there on.
     - `addresses`: the index that kernels read, int64 [n_layer, 3]: the address of the layer's page table, and byte
       offsets of the layer's keys and values in a page. Recurrent states follow the layers: the address of their page
-      table, the byte offset of the state in a page, and `n_behind`.
+      table, the byte offset of the state in a page, and `n_behind`. `address`: its own address.
     - `n_kept`: tokens after which recurrent states are kept, beside those after all tokens; None without.
     """
 
@@ -63,11 +63,11 @@ class KVSequence:
         self.tables = [new_table() if group.recurrent else np.zeros(n_pages, np.int64) for group in layout.groups]
         n_cell_groups = len(self.tables) - bool(layout.recurrent)
         self._cells = list(zip(pool.groups, self.tables, strict=True))[:n_cell_groups]
-        self._evicts = any(group.evicts for group in layout.groups)
         self._recurrent = RecurrentTable(pool.groups[-1], self.tables[-1]) if layout.recurrent else None
         entries = [(self.tables[place.group].ctypes.data, place.keys, place.values) for place in layout.places]
         entries += [(self.tables[-1].ctypes.data, offset, 0) for offset in layout.offsets]
         self.addresses = np.array(entries, np.int64).reshape(-1, 3)
+        self.address = self.addresses.ctypes.data
         self._rows_behind = self.addresses[len(layout.places) :, 2]
         self.n_kept: int | None = None
         self.first_cells = [0] * len(self.tables)
@@ -103,7 +103,8 @@ class KVSequence:
                 for pages, table in self._cells:
                     for i in span:
                         if table[i]:
-                            pages.copy_on_write(table, i)
+                            if pages.ref_counts[int(table[i])] > 1:
+                                pages.copy_on_write(table, i)
                         else:
                             pages.allocate(table, i)
                 if self._recurrent is not None:
@@ -147,12 +148,11 @@ class KVSequence:
         Exact without recurrent states.
         """
         start = len(self.tokens)
-        n_bytes = sum(
-            pages.page_bytes
-            for pages, table in self._cells
-            for page in table[start // PAGE : -(-(start + n) // PAGE)].tolist()
-            if not page or pages.ref_count(page) > 1
-        )
+        n_bytes = 0
+        for pages, table in self._cells:
+            for page in table[start // PAGE : -(-(start + n) // PAGE)].tolist():
+                if not page or pages.ref_counts[page] > 1:
+                    n_bytes += pages.page_bytes
         if self._recurrent is None:
             return n_bytes
         pages, table = self.pool.groups[-1], self.tables[-1]
@@ -203,7 +203,7 @@ class KVSequence:
                 self.tokens += added  # no call from here on: an interrupt finds all changed or nothing
                 self.n_kept = n_kept
                 table[:] = committed
-            if self._evicts:
+            if self.pool.layout.has_windows:
                 self.evict(len(self.tokens) - n_ahead)
 
     @locked

@@ -16,7 +16,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import numpy as np
@@ -151,6 +151,24 @@ def read(path: str | os.PathLike[str], pool: KVPool) -> Snapshot:
             return load(magic + file.read(), pool)
     except StateError as error:
         raise StateError(f"{os.fspath(path)}: {error}") from None
+
+
+def read_head(file: BinaryIO) -> tuple[dict[str, Any], list[int]]:
+    """Header of a state in a file, and its first sequence's tokens.
+
+    Nothing is checked by the checksum. Raises StateError unless it is a state of a known version, and what malformed
+    JSON raises.
+    """
+    fixed = file.read(_FIXED.size)
+    if len(fixed) < _FIXED.size or not fixed.startswith(MAGIC):
+        raise StateError(_BAD_MAGIC)
+    _, version, n_header = _FIXED.unpack(fixed)
+    if version not in (VERSION, WIDE_VERSION):
+        raise StateError(f"state version {version} is not supported, only versions {VERSION} and {WIDE_VERSION}")
+    header = json.loads(file.read(n_header))
+    kind = np.dtype("<i8" if version == WIDE_VERSION else "<i4")
+    n_tokens = _checked_count(header["sequences"][0]["n_tokens"])
+    return header, np.frombuffer(file.read(kind.itemsize * n_tokens), kind).tolist()
 
 
 def load(data: bytes, pool: KVPool) -> Snapshot:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
-from llamacli.inputs import Inputs
 from llamacli.ops.base import LARGEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.linear import lower_scaled, product
-from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
+from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale as multiply
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
@@ -46,48 +42,42 @@ class Embed(Op):
             tokens[inputs.rows] = self.placeholder or 0
         out = run[self.table][tokens]
         for change in self.changes:
-            out = out + change.scale * product(run[change.a][tokens], run[change.b])
+            out = out + run.scale_of(change) * product(run[change.a][tokens], run[change.b])
         out = self.scale * out
         if inputs is not None and inputs.embeddings is not None and self.placeholder is None:
             out[inputs.rows] = inputs.embeddings
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op.
-
-        Rows of the packed table are unpacked in Python: there are only as many as tokens.
-        """
+        """See Op."""
         out = f32(self.out)
         self._look_up(to, self.table, out)
         for change in self.changes:
             narrow = Slot((self, change.a), "f32", change.a.shape[-1])
             self._look_up(to, change.a, narrow)
-            lower_scaled(to, narrow, attrs.evolve(change, scale=change.scale * self.scale), out)
+            lower_scaled(to, narrow, attrs.evolve(change, ratio=change.ratio * self.scale), out)
 
     def _look_up(self, to: Lowering, table: Tensor, out: Slot) -> None:
         """Append the step that writes each token's row of a table.
 
-        It is the op's, or A of a change.
+        It is the op's, or A of a change, whose rows are zeros for embeddings given as inputs.
         """
+        from llamacli.kernels.embedding import EMBED, embedding
+
         matrix, is_table = to.matrix(table), table is self.table
-        factor = np.float32(self.scale if is_table else 1)
-
-        def look_up(rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:
-            tokens, given = rows.tokens, list[tuple[npt.NDArray[np.int64], Inputs]]()
-            for span in rows.spans:
-                if span.inputs is not None:
-                    given = [(first + part.inputs.rows, part.inputs) for first, part in rows.parts() if part.inputs]
-                    tokens = tokens.copy()
-                    for row, _ in given:
-                        tokens[row - rows.first] = self.placeholder or 0
-                    break
-            found = matrix.rows(tokens)
-            at(out)[rows.first : rows.stop, : out.width] = found if factor == 1 else found * factor
-            for row, inputs in given:
-                if self.placeholder is None and inputs.embeddings is not None:
-                    at(out)[row, : out.width] = inputs.embeddings if is_table else 0  # no change of given rows
-
-        to.host_step(look_up, [], [out])
+        to.step(
+            embedding(matrix.kind),
+            EMBED,
+            [],
+            [out],
+            lambda at: {
+                "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_blocks": matrix.packed.shape[2],
+                "out": at(out), "out_stride": stride(at(out)), "width": out.width,
+                "placeholder": -1 if self.placeholder is None else self.placeholder,
+                "copies": is_table and self.placeholder is None, "scale": self.scale if is_table else 1,
+            },
+            work_unit=out.width,
+        )  # fmt: skip
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from llamacli.kernels.layout import ACTIVATION_BLOCK, BLOCK_BYTES, LINEAR
 from llamacli.ops.add import Add, add
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
-from llamacli.ops.lanewise import Vocabulary, lower_lanewise
 from llamacli.ops.lowering import Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale
@@ -48,7 +46,7 @@ class Linear(Op):
         """See Op."""
         out = product(run[self.x], run[self.weight].reshape(self.out.width, -1))
         for change in self.changes:
-            out = out + low_rank_product(run[self.x], run[change.a], run[change.b], change.scale)
+            out = out + low_rank_product(run[self.x], run[change.a], run[change.b], run.scale_of(change))
         out = out + run[self.bias] if self.bias else out
         return out + run[self.residual] if self.residual else out
 
@@ -150,28 +148,40 @@ def lower_linear(
     )  # fmt: skip
 
 
-def lower_low_rank(to: Lowering, x: Slot, change: LowRank, out: Slot, starts: Slot | None = None) -> None:
+def lower_low_rank(
+    to: Lowering, x: Slot, change: LowRank, out: Slot, starts: Slot | None = None, rows: Slot | None = None
+) -> None:
     """Append the steps of a low-rank change.
 
-    They add its product with x to `out`. `starts` is as for `lower_linear`. Matrices that have their `a` in common
-    compute the product with it once.
+    They add its product with x to `out`. `starts` is as for `lower_linear`; with it, `rows` has the row of each slot.
+    Matrices that have their `a` in common compute the product with it once.
     """
     narrow = Slot((x, change.a), "f32", change.a.shape[-2], x.slots)
     if to.maker(narrow) is None:
         lower_linear(to, x, change.a, narrow, starts=starts)
-    lower_scaled(to, narrow, change, out, starts)
+    lower_scaled(to, narrow, change, out, starts, rows)
 
 
-def lower_scaled(to: Lowering, narrow: Slot, change: LowRank, out: Slot, starts: Slot | None = None) -> None:
-    """Append the steps that add scale * narrow @ b.T to `out`."""
-    scaled = attrs.evolve(narrow, owner=(narrow.owner, change.scale))
+def lower_scaled(
+    to: Lowering, narrow: Slot, change: LowRank, out: Slot, starts: Slot | None = None, rows: Slot | None = None
+) -> None:
+    """Append the steps that add ratio * scale * narrow @ b.T to `out`."""
+    from llamacli.kernels.low_rank import SCALE_ADAPTER, scale_adapter
+
+    scaled = attrs.evolve(narrow, owner=(narrow.owner, change.ratio, change.adapter))
     if to.maker(scaled) is None:
-        lower_lanewise(to, "scale", _scaled, [narrow], scaled, [change.scale])
+        to.step(
+            scale_adapter,
+            SCALE_ADAPTER,
+            [slot for slot in (narrow, rows) if slot],
+            [scaled],
+            lambda at: {
+                "x": at(narrow), "x_stride": stride(at(narrow)), "out": at(scaled), "out_stride": stride(at(scaled)),
+                "width": narrow.width, "adapter": change.adapter, "slots": narrow.slots,
+                "rows": at(rows) if rows else 0, "ratio": change.ratio,
+            },
+        )  # fmt: skip
     lower_linear(to, scaled, change.b, out, residual=out, starts=starts)
-
-
-def _scaled(v: Vocabulary, x: Any, factor: Any) -> Any:
-    return x * factor
 
 
 def fuse_residuals(ops: Sequence[Op]) -> list[Op]:

@@ -21,9 +21,6 @@ from llamacli.ops.recurrent import Floats, StateOp
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
-_MOST_VECTORS = 5
-"""Vectors of columns that a thread computes at once at most."""
-
 
 @attrs.frozen(eq=False)
 class LinearState(StateOp):
@@ -90,9 +87,10 @@ class LinearState(StateOp):
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
-        from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE, linear_state
+        from llamacli.kernels import linear_state as kernels
+        from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE
 
-        n_vectors = next(n for n in range(_MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
+        n_vectors = next(n for n in range(kernels.MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
         decay = MATRIX if self.rates else HEAD if self.w.width == self.n_head else KEY
         correction = BETA if self.beta else LOW_RANK if self.a else NONE
         out = f32(self.out)
@@ -111,7 +109,7 @@ class LinearState(StateOp):
         if self.bonus:
             params["bonus"] = to.memory(np.ascontiguousarray(to.vector(self.bonus)[: self.n_head, : self.d_k]))
         to.step(
-            linear_state(n_vectors, decay, correction, self.bonus is not None),
+            kernels.linear_state(kernels.StateForm(n_vectors, decay, correction, self.bonus is not None)),
             LINEAR_STATE,
             list(slots.values()),
             [out],

@@ -222,10 +222,11 @@ class Lowering(abc.ABC):
         """
 
     @abc.abstractmethod
-    def before_run(self, prepare: Callable[[int], None]) -> None:
-        """Call `prepare(n)` before each run.
+    def before_run(self, prepare: Callable[[int], int]) -> None:
+        """Call `prepare(n)` before a run that needs it.
 
-        n is one more than the largest position in the run, but for positions that `before_jump` gives.
+        n is one more than the largest position in the run, but for positions that `before_jump` gives. The result, at
+        least n, is the positions up to which no further call is needed.
         """
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ Each token is computed by its most probable experts.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ from llamacli.ops.activations import Activation, Formula, checked_activation, fo
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
 from llamacli.ops.linear import linear, low_rank_product, lower_linear, lower_low_rank, product
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import HostRows, Lowering, Slot, f32, stride
 from llamacli.ops.run import Run
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
@@ -172,7 +172,9 @@ class MoE(Op):
         def apply(expert: Expert, e: int, row: Array, *, scaled: bool = True) -> Array:
             result = product(row, weights[expert.weight][e])
             for change in expert.changes:
-                result = result + low_rank_product(row, weights[change.a][e], weights[change.b][e], change.scale)
+                result = result + low_rank_product(
+                    row, weights[change.a][e], weights[change.b][e], run.scale_of(change)
+                )
             result = result * weights[expert.scale][e] if expert.scale and scaled else result
             return result + weights[expert.bias][e] if expert.bias else result
 
@@ -231,6 +233,7 @@ class MoE(Op):
                 "rows": at(rows),
             },
         )  # fmt: skip
+        self._fetch(to, starts)
         gathered = scratch("x", "f32", x.width, n_used)
         inputs = [expert for expert in (self.gate, self.up) if expert]
         if self.weigh_input:
@@ -262,6 +265,22 @@ class MoE(Op):
                 "n_used": n_used,
             },
         )  # fmt: skip
+
+    def _fetch(self, to: Lowering, starts: Slot) -> None:
+        """Append a step that reads the chosen experts from disk.
+
+        Only where weights are mapped.
+        """
+        matrices = [to.matrix(expert.weight) for expert in (self.gate, self.up, self.down) if expert]
+        stacks = [matrix.stack for matrix in matrices if matrix.stack]
+
+        def fetch(_: HostRows, at: Callable[[Slot], Array]) -> None:
+            chosen = np.flatnonzero(np.diff(at(starts).reshape(-1)[: starts.width])).tolist()
+            for stack in stacks:
+                stack.fetch(chosen)
+
+        if stacks:
+            to.host_step(fetch, [starts], [])
 
     def _weigh(self, to: Lowering, x: Slot, target: Slot, slots: Slot, weights: Slot) -> None:
         from llamacli.kernels import experts
@@ -323,7 +342,7 @@ class MoE(Op):
         """Append the steps of each expert's product, with its low-rank changes."""
         lower_linear(to, x, expert.weight, out, bias, starts=starts)
         for change in expert.changes:
-            lower_low_rank(to, x, change, out, starts)
+            lower_low_rank(to, x, change, out, starts, Slot((self, "rows"), "int64", self.routing.n_used))
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

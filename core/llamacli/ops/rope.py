@@ -159,16 +159,20 @@ class RopeTable:
         self._jumps: list[Floats] = []
         self.steps: list[Step] = []
 
-    def reach(self, n: int) -> None:
-        """Extend the tables to the first n positions."""
+    def reach(self, n: int) -> int:
+        """Extend the tables to the first n positions, or more.
+
+        Returns how many they have.
+        """
         known = len(self._tables[0])
         if n <= known:
-            return
+            return known
         more = self._rope.table(np.arange(known, max(n, 2 * known, 256)), self._factors)
         tables = [self._memory(np.concatenate(parts)) for parts in zip(self._tables, more, strict=True)]
         self._alive.append(tables)  # an interrupt may leave some steps with these, and some with those before
         self._point(tables, "")
         self._tables = tables
+        return len(tables[0])
 
     def jump(self, positions: npt.NDArray[np.int32]) -> None:
         """Compute cosines and sines of positions, int32 [m, 1 or 4].

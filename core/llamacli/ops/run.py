@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llamacli.inputs import Inputs
 from llamacli.kv import KVSequence
 from llamacli.kv.layout import KVSpec
-from llamacli.ops.values import Array, Tensor, Value
+from llamacli.ops.values import Array, LowRank, Tensor, Value
 
 
 @attrs.frozen(eq=False)
@@ -23,7 +23,8 @@ class Span:
 
     `n` tokens, from cell `start` of `sequence` on. `hidden`, float32 [n, n_embd], are the hidden states that
     `g.previous_hidden` reads; None for zeros. `inputs`, n tokens with positions that are known (`Inputs.placed`), have
-    embeddings, positions and spans; None for ids whose positions are the numbers of their cells.
+    embeddings, positions and spans; None for ids whose positions are the numbers of their cells. `adapter_scales`,
+    float64 [n_adapters], are the scales of the program's LoRA adapters; None for 1.
     """
 
     sequence: KVSequence
@@ -31,12 +32,13 @@ class Span:
     n: int
     hidden: npt.NDArray[np.float32] | None = None
     inputs: Inputs | None = None
+    adapter_scales: npt.NDArray[np.float64] | None = None
 
     def part(self, first: int, stop: int) -> Span:
         """Tokens `first` to `stop` - 1 of the span."""
         hidden = None if self.hidden is None else self.hidden[first:stop]
         inputs = None if self.inputs is None else self.inputs.part(first, stop)
-        return Span(self.sequence, self.start + first, stop - first, hidden, inputs)
+        return Span(self.sequence, self.start + first, stop - first, hidden, inputs, self.adapter_scales)
 
 
 @attrs.frozen(eq=False)
@@ -73,6 +75,11 @@ class Run:
     def sequence(self) -> KVSequence:
         """Sequence of the tokens, with the cells before them."""
         return self.span.sequence
+
+    def scale_of(self, change: LowRank) -> float:
+        """Factor of a low-rank change."""
+        scales = self.span.adapter_scales
+        return change.ratio * (1.0 if scales is None else float(scales[change.adapter]))
 
     @property
     def hidden(self) -> npt.NDArray[np.float32] | None:

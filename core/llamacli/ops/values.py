@@ -132,14 +132,16 @@ def _group(tensor: Tensor, group: int) -> Tensor:
 class LowRank:
     """Low-rank change of a matrix (LoRA, Hu et al. 2021).
 
-    The matrix becomes weight + scale * b @ a. `a` is (rank, n_in) and `b` (n_out, rank), with the number of experts in
-    front where the weight has it. In tables of embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a token's row
-    changes by scale * b @ a[token].
+    The matrix becomes weight + ratio * scale * b @ a. `a` is (rank, n_in) and `b` (n_out, rank), with the number of
+    experts in front where the weight has it. In tables of embeddings `a` is (n_vocab, rank) and `b` (n_embd, rank): a
+    token's row changes by ratio * scale * b @ a[token]. `scale` is number `adapter` of the `Span.adapter_scales` of the
+    tokens, so that tokens of one batch may have different ones.
     """
 
     a: Tensor
     b: Tensor
-    scale: float
+    ratio: float
+    adapter: int = 0
 
 
 LowRanks = tuple[LowRank, ...]

@@ -77,16 +77,16 @@ class Codebook:
 
     type: TensorType
     size: int
-    groups: int
     levels: Floats
-    grid: npt.NDArray[np.int64] | None
-    signs: Signs
-    shifts: tuple[float, ...]
-    shift_span: int
-    multipliers: Multipliers | None
-    scales: Floats | None
     tries: tuple[float, float, int]
     pack: Callable[[CodebookBlocks], Bytes]
+    groups: int = 1
+    grid: npt.NDArray[np.int64] | None = None
+    signs: Signs = Signs.LEVELS
+    shifts: tuple[float, ...] = (0.0,)
+    shift_span: int = 8
+    multipliers: Multipliers | None = None
+    scales: Floats | None = None
 
     @property
     def dim(self) -> int:
@@ -100,20 +100,6 @@ class Codebook:
         if self.scales is not None:
             return level * float(self.scales[-1])
         return 65504.0 * level
-
-
-CODEBOOK_TYPES = (
-    TensorType.IQ4_NL, TensorType.IQ4_XS, TensorType.TQ1_0, TensorType.TQ2_0, TensorType.MXFP4, TensorType.NVFP4,
-    TensorType.IQ3_XXS, TensorType.IQ3_S, TensorType.IQ2_XXS, TensorType.IQ2_XS, TensorType.IQ2_S, TensorType.IQ1_S,
-    TensorType.IQ1_M,
-)  # fmt: skip
-"""Types with a codebook."""
-
-
-@functools.cache
-def codebook(kind: IntEnum) -> Codebook:
-    """Codebook of a type. Raises KeyError for other types."""
-    return _MAKERS[TensorType(kind)]()
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
@@ -182,12 +168,12 @@ _FP4_CODES = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.ui
 
 
 def _pack_mxfp4(b: CodebookBlocks) -> Bytes:
-    exponents = np.searchsorted(_mx_scales(), b.scales).astype(np.uint8)
+    exponents = np.searchsorted(_MX_SCALES, b.scales).astype(np.uint8)
     return np.hstack([exponents[:, None], _half_blocks(_FP4_CODES[b.codes], 32)])
 
 
 def _pack_nvfp4(b: CodebookBlocks) -> Bytes:
-    scales = np.searchsorted(_nv_scales(), b.scales).astype(np.uint8)
+    scales = np.searchsorted(_NV_SCALES, b.scales).astype(np.uint8)
     return np.hstack([scales.reshape(-1, 4), _half_blocks(_FP4_CODES[b.codes.reshape(-1, 64)], 16)])
 
 
@@ -251,103 +237,74 @@ def _pack_iq1_m(b: CodebookBlocks) -> Bytes:
 
 # --- formats ---------------------------------------------------------------------------------------------------------
 
-
-@functools.cache
-def _mx_scales() -> Floats:
-    """Scales of MXFP4, E8M0 halved, by their bytes without NaN."""
-    return np.ldexp(np.float32(1), np.arange(255) - 128).astype(np.float32)
+_MX_SCALES = np.ldexp(np.float32(1), np.arange(255) - 128).astype(np.float32)
+"""Scales of MXFP4, E8M0 halved, by their bytes without NaN."""
 
 
-@functools.cache
 def _nv_scales() -> Floats:
-    """Scales of NVFP4, unsigned E4M3 halved, by their bytes without NaN."""
     codes = np.arange(127)
     exponents, fractions = codes >> 3, codes & 7
     normal = np.ldexp(8.0 + fractions, exponents - 11)
     return np.where(exponents == 0, np.ldexp(1.0 * fractions, -10), normal).astype(np.float32)
 
 
+_NV_SCALES = _nv_scales()
+"""Scales of NVFP4, unsigned E4M3 halved, by their bytes without NaN."""
+
 _FP4_LEVELS = np.array([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], np.float32)
+_TERNARY = np.array([-1, 0, 1], np.float32)
+_IQ4_LEVELS = np.array(IQ4_NL_VALUES, np.float32)
+_IQ4_TRIES, _TERNARY_TRIES = (0.8, 1.04, 13), (1.0, 1.15, 16)
+_IQ3_TRIES, _IQ2_TRIES, _IQ1_TRIES = (0.8, 1.06, 9), (0.8, 1.1, 9), (0.85, 1.27, 6)
+_IQ1_MULTIPLIERS = Multipliers(1, 2, 8, stretches=(0.9, 1.0))
+"""Fewer stretches than by default: the search of two times 2048 entries is slow, and more hardly help."""
+
+_SCALARS = (
+    Codebook(TensorType.IQ4_NL, 32, _IQ4_LEVELS, _IQ4_TRIES, _pack_iq4_nl),
+    Codebook(
+        TensorType.IQ4_XS, 32, _IQ4_LEVELS, _IQ4_TRIES, _pack_iq4_xs, groups=8, multipliers=Multipliers(-32, 1, 64)
+    ),
+    Codebook(TensorType.TQ1_0, 256, _TERNARY, _TERNARY_TRIES, _pack_tq1_0),
+    Codebook(TensorType.TQ2_0, 256, _TERNARY, _TERNARY_TRIES, _pack_tq2_0),
+    Codebook(TensorType.MXFP4, 32, _FP4_LEVELS, (0.7, 1.4, 3), _pack_mxfp4, scales=_MX_SCALES),
+    Codebook(TensorType.NVFP4, 16, _FP4_LEVELS, (0.7, 1.12, 7), _pack_nvfp4, scales=_NV_SCALES),
+)
+"""Formats of single numbers."""
+
+_Grid = tuple[int, Signs, Multipliers, tuple[float, float, int], Callable[[CodebookBlocks], Bytes]]
+_GRIDS: dict[TensorType, _Grid] = {
+    TensorType.IQ3_XXS: (32, Signs.EVEN, Multipliers(1, 2, 16, 0.25), _IQ3_TRIES, _pack_iq3_xxs),
+    TensorType.IQ3_S: (32, Signs.FREE, Multipliers(1, 2, 16), _IQ3_TRIES, _pack_iq3_s),
+    TensorType.IQ2_XXS: (32, Signs.EVEN, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_xxs),
+    TensorType.IQ2_XS: (16, Signs.EVEN, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_xs),
+    TensorType.IQ2_S: (16, Signs.FREE, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_s),
+    TensorType.IQ1_S: (32, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_s),
+    TensorType.IQ1_M: (16, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_m),
+}
+"""Formats of vectors, with the grids of `gguf.quants`."""
+
+_SHIFT_SPANS = {TensorType.IQ1_S: 32, TensorType.IQ1_M: 8}
+"""Numbers with one shift, of an eighth up or down."""
+
+CODEBOOK_TYPES = (*(book.type for book in _SCALARS), *_GRIDS)
+"""Types with a codebook."""
 
 
-def _scalar(
-    kind: TensorType,
-    size: int,
-    levels: Floats,
-    tries: tuple[float, float, int],
-    pack: Callable[[CodebookBlocks], Bytes],
-    *,
-    groups: int = 1,
-    multipliers: Multipliers | None = None,
-    scales: Floats | None = None,
-) -> Codebook:
-    """Format of single numbers."""
-    return Codebook(kind, size, groups, levels, None, Signs.LEVELS, (0.0,), size, multipliers, scales, tries, pack)
-
-
-def _grid(
-    kind: TensorType,
-    size: int,
-    signs: Signs,
-    multipliers: Multipliers,
-    tries: tuple[float, float, int],
-    pack: Callable[[CodebookBlocks], Bytes],
-    *,
-    shifts: tuple[float, ...] = (0.0,),
-    shift_span: int = 8,
-) -> Codebook:
-    """Format of vectors, with the grid of `gguf.quants`."""
+@functools.cache
+def codebook(kind: IntEnum) -> Codebook:
+    """Codebook of a type. Raises KeyError for other types."""
+    kind = TensorType(kind)
+    scalars = {book.type: book for book in _SCALARS}
+    if kind in scalars:
+        return scalars[kind]
+    size, signs, multipliers, tries, pack = _GRIDS[kind]
     from gguf import quants
 
     source = getattr(quants, kind.name)
     source.init_grid()
     levels = np.sort(np.array(source.grid_map, np.float32))
     grid = np.searchsorted(levels, source.grid.reshape(source.grid_shape))
-    return Codebook(kind, size, 256 // size, levels, grid, signs, shifts, shift_span, multipliers, None, tries, pack)
-
-
-_TERNARY = np.array([-1, 0, 1], np.float32)
-_IQ4_LEVELS = np.array(IQ4_NL_VALUES, np.float32)
-_IQ4_TRIES, _TERNARY_TRIES = (0.8, 1.04, 13), (1.0, 1.15, 16)
-_IQ3_TRIES, _IQ2_TRIES, _IQ1_TRIES = (0.8, 1.06, 9), (0.8, 1.1, 9), (0.85, 1.27, 6)
-_SIGNED_SHIFTS = (0.125, -0.125)
-_IQ1_MULTIPLIERS = Multipliers(1, 2, 8, stretches=(0.9, 1.0))
-"""Fewer stretches than by default: the search of two times 2048 entries is slow, and more hardly help."""
-
-
-_MAKERS: dict[TensorType, Callable[[], Codebook]] = {
-    TensorType.IQ4_NL: lambda: _scalar(TensorType.IQ4_NL, 32, _IQ4_LEVELS, _IQ4_TRIES, _pack_iq4_nl),
-    TensorType.IQ4_XS: lambda: _scalar(
-        TensorType.IQ4_XS, 32, _IQ4_LEVELS, _IQ4_TRIES, _pack_iq4_xs, groups=8, multipliers=Multipliers(-32, 1, 64)
-    ),
-    TensorType.TQ1_0: lambda: _scalar(TensorType.TQ1_0, 256, _TERNARY, _TERNARY_TRIES, _pack_tq1_0),
-    TensorType.TQ2_0: lambda: _scalar(TensorType.TQ2_0, 256, _TERNARY, _TERNARY_TRIES, _pack_tq2_0),
-    TensorType.MXFP4: lambda: _scalar(
-        TensorType.MXFP4, 32, _FP4_LEVELS, (0.7, 1.4, 3), _pack_mxfp4, scales=_mx_scales()
-    ),
-    TensorType.NVFP4: lambda: _scalar(
-        TensorType.NVFP4, 16, _FP4_LEVELS, (0.7, 1.12, 7), _pack_nvfp4, scales=_nv_scales()
-    ),
-    TensorType.IQ3_XXS: lambda: _grid(
-        TensorType.IQ3_XXS, 32, Signs.EVEN, Multipliers(1, 2, 16, 0.25), _IQ3_TRIES, _pack_iq3_xxs
-    ),
-    TensorType.IQ3_S: lambda: _grid(
-        TensorType.IQ3_S, 32, Signs.FREE, Multipliers(1, 2, 16), _IQ3_TRIES, _pack_iq3_s
-    ),
-    TensorType.IQ2_XXS: lambda: _grid(
-        TensorType.IQ2_XXS, 32, Signs.EVEN, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_xxs
-    ),
-    TensorType.IQ2_XS: lambda: _grid(
-        TensorType.IQ2_XS, 16, Signs.EVEN, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_xs
-    ),
-    TensorType.IQ2_S: lambda: _grid(
-        TensorType.IQ2_S, 16, Signs.FREE, Multipliers(1, 2, 16, 0.125), _IQ2_TRIES, _pack_iq2_s
-    ),
-    TensorType.IQ1_S: lambda: _grid(
-        TensorType.IQ1_S, 32, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_s,
-        shifts=_SIGNED_SHIFTS, shift_span=32,
-    ),
-    TensorType.IQ1_M: lambda: _grid(
-        TensorType.IQ1_M, 16, Signs.LEVELS, _IQ1_MULTIPLIERS, _IQ1_TRIES, _pack_iq1_m, shifts=_SIGNED_SHIFTS
-    ),
-}  # fmt: skip
+    shifts = (0.125, -0.125) if kind in _SHIFT_SPANS else (0.0,)
+    return Codebook(
+        kind, size, levels, tries, pack, 256 // size, grid, signs, shifts, _SHIFT_SPANS.get(kind, 8), multipliers
+    )

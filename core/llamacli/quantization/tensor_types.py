@@ -107,8 +107,6 @@ class QuantFormat:
 
 
 def _plain(tensor_type: TensorType, dtype: str, *, quantizable: bool = False) -> QuantFormat:
-    """Format of single numbers of a NumPy dtype."""
-
     def dequantize(raw: Bytes) -> Floats:
         return raw.view(dtype).astype(np.float32, copy=False)
 
@@ -254,10 +252,7 @@ def type_size(tensor_type: int) -> int:
 
 
 def nbytes(tensor_type: int, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of row-major `shape`.
-
-    ModelFormatError when a row is not a multiple of the block size.
-    """
+    """Bytes of a tensor of row-major `shape`; ModelFormatError for incomplete blocks."""
     fmt = _format(tensor_type)
     width = shape[-1] if shape else 1
     if width % fmt.block_size:

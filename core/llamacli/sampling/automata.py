@@ -126,7 +126,6 @@ class _Places:
         raise AssertionError(node)
 
     def row(self, parts: Iterable[Part]) -> Part:
-        """Concatenation of parts."""
         begins, ends, empty = set[int](), set[int](), True
         for part_begins, part_ends, part_empty in parts:
             self.connect(ends, part_begins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,23 @@ from llamacli.kernels import sampling as kernels
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = kernels.LARGEST
 """The largest finite logit."""
 
 _MAX_HEAP = 256
+MAX_STEPS = 32
+"""Compiled samplers that are applied in one call."""
+
+
+class Steps:
+    """Samplers that a kernel applies in one call, at most MAX_STEPS.
+
+    `pairs` have the kind of each, of `llamacli.kernels.sampling`, and its value.
+    """
+
+    def __init__(self, *pairs: tuple[int, float]):
+        self.draws = any(kind == kernels.DRAW for kind, _ in pairs)
+        self.numbers = np.array([len(pairs), *(number for pair in pairs for number in pair)], np.float64)
 
 
 def as_logits(values: Any) -> Logits:
@@ -57,8 +70,9 @@ class Candidates:
         self.random, self.history = random, history
         self.chosen: int | None = None
         self._all_ids = np.empty(0, np.int32)
-        self._kept_ids, self._kept_logits = np.empty(0, np.int32), np.empty(0, np.float32)
-        self._sums = np.empty(0)
+        self._source: Logits | None = None
+        self._apply: Callable[[], object] | None = None
+        self._numbers = np.zeros(kernels.STEPS + 2 * MAX_STEPS)
 
     def start(self, logits: Logits) -> None:
         """Make every token a candidate again, with these logits.
@@ -69,9 +83,12 @@ class Candidates:
             raise InvalidRequestError("logits must be a contiguous, writable float32 array of one dimension, not empty")
         if len(self._all_ids) != len(logits):
             self._all_ids = np.arange(len(logits), dtype=np.int32)
+            self._allocate(len(logits))
+        if logits is not self._source:
+            self._source, self._apply = logits, None
         self.ids, self.logits, self.chosen = self._all_ids, logits, None
-        index = self.best()
-        if not np.isfinite(logits[index]):
+        index = int(logits.argmax())
+        if not math.isfinite(logits[index]):
             raise InvalidRequestError(
                 f"cannot sample: the largest logit is {logits[index]}, of token {index}: "
                 "weights or keys of the model's file are out of range"
@@ -151,7 +168,7 @@ class Candidates:
 
         The array is a buffer that the next call of this method or of `draw` overwrites.
         """
-        probabilities = self._scratch()
+        probabilities: npt.NDArray[np.float64] = self._scratch[-1][: len(self)]
         kernels.softmax(self.logits, self.largest, self.log_total(), probabilities)
         return probabilities
 
@@ -160,10 +177,44 @@ class Candidates:
 
         Takes one random number; a candidate of probability 0 is never drawn.
         """
-        sums = self._scratch()
-        kernels.running_sums(self.logits, self.largest, sums)
-        total = sums[-1]
-        return int(min(sums.searchsorted(self.random.random() * total, side="right"), sums.searchsorted(total)))
+        index = self._run(_DRAW)
+        assert index is not None
+        return index
+
+    def apply(self, steps: Steps) -> None:
+        """Apply compiled samplers, up to one that draws.
+
+        Raises InvalidRequestError if no token is left, or the logit of the one drawn is not finite.
+        """
+        index = self._run(steps)
+        if index is not None:
+            if not math.isfinite(self.logits[index]):
+                raise _not_finite(self, index)
+            self.chosen = int(self.ids[index])
+        elif not len(self.ids):
+            raise InvalidRequestError("cannot sample: no token is left")
+
+    def _run(self, steps: Steps) -> int | None:
+        """Apply compiled samplers; the index of the candidate drawn."""
+        numbers, n, logits = self._numbers, len(self.ids), self.logits
+        is_kept = logits is not self._source or self.ids is not self._all_ids
+        if is_kept:  # a sampler has replaced them, or they are there already
+            self._kept_logits[:n], self._kept_ids[:n] = logits, self.ids
+        if self._apply is None:
+            assert self._source is not None
+            self._apply = kernels.apply_steps.bound(
+                numbers, self._source, self._all_ids, self._kept_logits, self._kept_ids,
+                self._kept_logits.view(np.uint32), *self._scratch,
+            )  # fmt: skip
+        numbers[:2] = n, is_kept
+        if steps.draws:
+            numbers[kernels.UNIFORM] = self.random.random()
+        numbers[kernels.N_STEPS : kernels.N_STEPS + len(steps.numbers)] = steps.numbers
+        self._apply()
+        n_left, index = int(numbers[kernels.N]), int(numbers[kernels.UNIFORM])
+        if numbers[kernels.KEPT]:
+            self.ids, self.logits = self._kept_ids[:n_left], self._kept_logits[:n_left]
+        return index if index >= 0 else None
 
     def surprisal(self, index: int) -> float:
         """Negative log-probability of the candidate at this index, in nats."""
@@ -173,28 +224,18 @@ class Candidates:
         """Shannon entropy of the distribution, in nats."""
         return float(kernels.entropy(self.logits, self.largest, self.log_total()))
 
-    def deviation(self) -> float:
-        """The standard deviation of the finite logits."""
-        return float(kernels.deviation(self.logits))
-
     def keep_from(self, threshold: float) -> None:
         """Keep the candidates whose logits are at least the threshold.
 
         The threshold is rounded up to float32.
         """
-        if threshold == -math.inf:
-            return
-        least = np.float32(max(min(threshold, LARGEST), -LARGEST))
-        if float(least) < threshold:
-            least = np.nextafter(least, np.float32(np.inf))
-        self._prepare()
-        self._shrink(kernels.keep_from(self.logits, self.ids, least, self._kept_logits, self._kept_ids))
+        self._run(Steps((kernels.KEEP_FROM, threshold)))
 
     def keep_where(self, mask: npt.NDArray[np.bool_]) -> None:
         """Keep the candidates that a mask selects, bool [n]."""
         mask = self._checked(mask, np.dtype(np.bool_))
-        self._prepare()
-        self._shrink(kernels.keep_where(self.logits, self.ids, mask, self._kept_logits, self._kept_ids))
+        n = kernels.keep_where(self.logits, self.ids, mask, self._kept_logits, self._kept_ids)
+        self.ids, self.logits = self._kept_ids[:n], self._kept_logits[:n]
 
     def keep(self, indices: Any) -> None:
         """Keep the candidates at these indices."""
@@ -207,8 +248,8 @@ class Candidates:
 
         Raises InvalidRequestError if its logit is not finite.
         """
-        if not np.isfinite(self.logits[index]):
-            raise InvalidRequestError(f"cannot sample: the logit of token {self.ids[index]} is {self.logits[index]}")
+        if not math.isfinite(self.logits[index]):
+            raise _not_finite(self, index)
         self.chosen = int(self.ids[index])
 
     def check(self, sampler: str) -> None:
@@ -232,14 +273,18 @@ class Candidates:
             )
         return np.ascontiguousarray(array)
 
-    def _scratch(self) -> npt.NDArray[np.float64]:
-        if len(self._sums) < len(self):
-            self._sums = np.empty(len(self))
-        return self._sums[: len(self)]
+    def _allocate(self, n: int) -> None:
+        """Allocate what samplers of n tokens use; untouched memory costs nothing."""
+        self._kept_ids, self._kept_logits, self._apply = np.empty(n, np.int32), np.empty(n, np.float32), None
+        self._scratch = (
+            np.empty(n, np.uint32), np.empty(n, np.float32), np.empty((2, n), np.int32),
+            np.empty(kernels.DIGITS, np.int64), np.empty(n),
+        )  # fmt: skip
 
-    def _prepare(self) -> None:
-        if len(self._kept_ids) < len(self):
-            self._kept_ids, self._kept_logits = np.empty(len(self), np.int32), np.empty(len(self), np.float32)
 
-    def _shrink(self, n: int) -> None:
-        self.ids, self.logits = self._kept_ids[:n], self._kept_logits[:n]
+_DRAW = Steps((kernels.DRAW, 0))
+
+
+def _not_finite(candidates: Candidates, index: int) -> InvalidRequestError:
+    token, logit = candidates.ids[index], candidates.logits[index]
+    return InvalidRequestError(f"cannot sample: the logit of token {token} is {logit}")

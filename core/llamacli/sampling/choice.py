@@ -7,28 +7,25 @@ import math
 import attrs
 import numpy as np
 
+from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.checks import number
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import CompiledSampler, Sampler
 from llamacli.sampling.truncation import TopK
 
 
 @attrs.frozen
-class Greedy(Sampler):
+class Greedy(CompiledSampler):
     """Take the most probable token, the first of equal ones."""
 
-    def apply(self, candidates: Candidates) -> None:
-        """Draw the token."""
-        candidates.choose(candidates.best())
+    kind = kernels.GREEDY
 
 
 @attrs.frozen
-class Draw(Sampler):
+class Draw(CompiledSampler):
     """Random draw by probability; takes one random number per token."""
 
-    def apply(self, candidates: Candidates) -> None:
-        """Draw the token."""
-        candidates.choose(candidates.draw())
+    kind = kernels.DRAW
 
 
 @attrs.define

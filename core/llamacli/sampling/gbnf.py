@@ -210,7 +210,6 @@ class _Parser:
         return chars
 
     def character(self, start: int) -> int:
-        """Parse one character of a literal or class that begins at `start`."""
         place = self.at
         self.count(place)
         if self.at == len(self.text):
@@ -274,7 +273,6 @@ class _Parser:
         return low, high
 
     def number(self, start: int) -> int:
-        """Parse a number of the bounds that begin at `start`."""
         digits = self.match(_NUMBER) or self.fail("expected a number")
         if len(digits) > len(str(_MAX_REPETITIONS)) or int(digits) > _MAX_REPETITIONS:
             self.fail(f"more than {_MAX_REPETITIONS} repetitions", start)
@@ -380,7 +378,6 @@ def _shortest_texts(rules: Rules) -> dict[Node, int]:
 
 
 def _others(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Complement of character ranges."""
     found, start = [], 0
     for low, high in sorted([*ranges, _SURROGATES, (LAST_CHARACTER + 1, LAST_CHARACTER + 1)]):
         if start < low:

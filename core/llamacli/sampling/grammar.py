@@ -218,10 +218,7 @@ class Grammar(Sampler):
         self._accepted.append(token)
 
     def accept_bytes(self, data: bytes) -> None:
-        """Advance by text that is not aligned to tokens.
-
-        Raises GrammarError like `accept`.
-        """
+        """Advance by text that is not aligned to tokens; GrammarError like `accept`."""
         for token in _trie(self.tokenizer).tokenize_bytes(data):
             self.accept(token)
 
@@ -319,7 +316,6 @@ def _check_patterns(name: str, patterns: Iterable[str]) -> None:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Regular expressions in a JSON Schema."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()

@@ -76,7 +76,6 @@ class _Translator:
     # Selection of lexemes.
 
     def mark_rules(self) -> dict[str, Node]:
-        """Mark lexemes in the rules that are reachable from the root."""
         marked: dict[str, Node] = {}
         waiting = ["root"]
         while waiting:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, Self, cast
+
+import attrs
 
 from llamacli.errors import plugin_errors
-from llamacli.sampling.candidates import Candidates
+from llamacli.sampling.candidates import MAX_STEPS, Candidates, Steps
 
 
 class Sampler(ABC):
@@ -39,6 +42,26 @@ class Sampler(ABC):
         return self
 
 
+class CompiledSampler(Sampler):
+    """Sampler without state that a kernel applies.
+
+    Neighbours in a chain are applied in one call.
+
+    - `kind`: its kind in `llamacli.kernels.sampling`. `value`: by default its only parameter, 0 without.
+    """
+
+    kind: int
+
+    @property
+    def value(self) -> float:
+        """Value of the kernel's step."""
+        return float(next(iter(attrs.astuple(cast(Any, self))), 0))
+
+    def apply(self, candidates: Candidates) -> None:
+        """See Sampler."""
+        candidates.apply(Steps((self.kind, self.value)))
+
+
 class SamplerChain(Sampler):
     """Samplers applied in order until one draws a token.
 
@@ -48,12 +71,27 @@ class SamplerChain(Sampler):
     """
 
     def __init__(self, samplers: Iterable[Sampler], n_probs: int = 0, params: Any = None):
-        self.samplers, self.n_probs, self.params = tuple(samplers), n_probs, params
+        self.n_probs, self.params = n_probs, params
+        self._prepare(tuple(samplers))
+
+    def _prepare(self, samplers: tuple[Sampler, ...]) -> None:
+        self.samplers = samplers
+        self._accepting = [sampler for sampler in samplers if type(sampler).accept is not Sampler.accept]
+        self._parts: list[Sampler | Steps] = []  # neighbours that are compiled are one part
+        for is_compiled, group in itertools.groupby(samplers, _is_compiled):
+            if is_compiled:
+                pairs = [(sampler.kind, sampler.value) for sampler in cast(Iterable[CompiledSampler], group)]
+                self._parts += [Steps(*pairs[i : i + MAX_STEPS]) for i in range(0, len(pairs), MAX_STEPS)]
+            else:
+                self._parts += group
 
     def apply(self, candidates: Candidates) -> None:
         """Apply each sampler in order."""
-        for sampler in self.samplers:
-            _run(sampler, sampler.apply, candidates)
+        for part in self._parts:
+            if isinstance(part, Steps):
+                candidates.apply(part)
+            else:
+                _run(part, part.apply, candidates)
             if candidates.chosen is not None:
                 return
 
@@ -64,7 +102,7 @@ class SamplerChain(Sampler):
 
     def accept(self, token: int) -> None:
         """Pass the token to every sampler."""
-        for sampler in self.samplers:
+        for sampler in self._accepting:
             sampler.accept(token)
 
     def reset(self) -> None:
@@ -75,7 +113,7 @@ class SamplerChain(Sampler):
     def clone(self) -> Self:
         """A chain of clones."""
         other = copy.copy(self)  # keeps the class of a derived one
-        other.samplers = tuple(sampler.clone() for sampler in self.samplers)
+        other._prepare(tuple(sampler.clone() for sampler in self.samplers))
         return other
 
     def __repr__(self) -> str:
@@ -106,6 +144,10 @@ def steered(chain: SamplerChain, steer: Callable[[Candidates], None]) -> Sampler
     free = (i for i, sampler in enumerate(samplers) if type(sampler).restrict is Sampler.restrict)
     first = next(free, len(samplers))
     return SamplerChain([*samplers[:first], Steer(steer), *samplers[first:]], chain.n_probs)
+
+
+def _is_compiled(sampler: Sampler) -> bool:
+    return isinstance(sampler, CompiledSampler) and type(sampler).apply is CompiledSampler.apply
 
 
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:

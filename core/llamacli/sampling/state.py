@@ -35,6 +35,7 @@ class SamplerState:
         self.steer: Callable[[Candidates], None] | None = None
         self._candidates = Candidates(np.random.default_rng(), self.history)
         self._unmodified = Candidates(self._candidates.random)
+        self._copy = np.empty(0, np.float32)
         self.set_seed(seed)
 
     def set_seed(self, seed: int) -> None:
@@ -47,7 +48,8 @@ class SamplerState:
         The samplers' state is kept while the parameters stay equal, or the chain is the same object; the history is
         kept in any case. Raises InvalidRequestError if a logit is NaN, or if all are minus infinity or forbidden.
         """
-        self.use(params)
+        if params is not self._params:
+            self.use(params)
         candidates, n_probs = self._candidates, self._chain.n_probs
         candidates.start(logits)
         if n_probs:
@@ -58,6 +60,13 @@ class SamplerState:
             raise InvalidRequestError("the last sampler of the chain must draw a token, as Greedy and Draw do")
         self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
         return candidates.chosen
+
+    def draw(self, logits: Logits, params: SamplingParams | SamplerChain) -> int:
+        """Draw as `sample` does, from a copy of the logits."""
+        if len(self._copy) != len(logits):
+            self._copy = np.empty_like(logits)
+        self._copy[:] = logits
+        return self.sample(self._copy, params)
 
     @property
     def candidates(self) -> Candidates:

@@ -11,18 +11,13 @@ class StopStrings:
     The text ends before the stop string that is complete first; of several that end at one character, before the
     longest. So the result does not depend on how the text is split into pieces.
 
-    - `found`: the stop string that has ended the text, "" until then.
+    - `found`: the stop string that has ended the text, "" until then; nothing may be fed afterwards.
     """
 
     def __init__(self, stops: Sequence[str]):
         self._stops = tuple(stops)
         self._held = ""
         self.found = ""
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop string has come; nothing may be fed then."""
-        return bool(self.found)
 
     def feed(self, piece: str) -> str:
         """Add a piece; returns the text that is before any stop string."""

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 
 import attrs
-import numpy as np
 
-from llamacli.sampling.candidates import LARGEST, Candidates
+from llamacli.kernels import sampling as kernels
+from llamacli.sampling.candidates import Candidates, Steps
 from llamacli.sampling.checks import number
 from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import CompiledSampler, Sampler
 from llamacli.tokenizer import Tokenizer
 
 
 @attrs.frozen
-class Temperature(Sampler):
+class Temperature(CompiledSampler):
     """Divide logits by a temperature; 0 or less keeps one token.
 
-    That is the first of the most probable ones.
+    That is the first of the most probable ones, as where the temperature is so low that float32 overflows.
     """
 
+    kind = kernels.TEMPERATURE
     temperature: float = number()
 
     @classmethod
@@ -29,10 +30,6 @@ class Temperature(Sampler):
         if params.dynatemp_range > 0:
             return DynamicTemperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
         return cls(params.temperature) if params.temperature != 1 else None
-
-    def apply(self, candidates: Candidates) -> None:
-        """Divide the logits."""
-        divide(candidates, self.temperature)
 
 
 @attrs.frozen
@@ -53,19 +50,4 @@ class DynamicTemperature(Sampler):
             return
         low, high = max(0.0, self.temperature - self.spread), self.temperature + self.spread
         share = min(max(candidates.entropy() / math.log(len(candidates)), 0.0), 1.0)
-        divide(candidates, low + (high - low) * share**self.exponent)
-
-
-def divide(candidates: Candidates, temperature: float) -> None:
-    """Divide logits by a temperature in place.
-
-    If it is so low that float32 overflows, only the most probable token is kept.
-    """
-    best = candidates.best()
-    largest, divisor = candidates.logits[best], np.float32(min(temperature, LARGEST))
-    if divisor > 0:
-        with np.errstate(over="ignore"):
-            np.divide(candidates.logits, divisor, out=candidates.logits)
-    if divisor <= 0 or (np.isfinite(largest) and np.isinf(candidates.logits[best])):
-        candidates.keep([best])
-        candidates.logits[:] = largest
+        candidates.apply(Steps((kernels.TEMPERATURE, low + (high - low) * share**self.exponent)))

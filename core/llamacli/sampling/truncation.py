@@ -7,63 +7,49 @@ import math
 import attrs
 import numpy as np
 
+from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.checks import integer, number
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import CompiledSampler, Sampler
 
 
 @attrs.frozen
-class TopK(Sampler):
+class TopK(CompiledSampler):
     """Top-k: keep the k most probable tokens, and ties with the last.
 
     k of 0 or less keeps all.
     """
 
+    kind = kernels.TOP_K
     k: int = integer()
-
-    def apply(self, candidates: Candidates) -> None:
-        """Keep the k most probable tokens."""
-        if 0 < self.k < len(candidates):
-            candidates.keep_from(float(candidates.kth_largest(self.k)))
 
 
 @attrs.frozen
-class TopP(Sampler):
+class TopP(CompiledSampler):
     """Top-p, nucleus sampling: keep a total probability (Holtzman et al. 2020).
 
     Keep the fewest most probable tokens whose probabilities sum to at least p; 1 keeps all. The sum is compared as
     float32, the precision of logits and p. Of equal tokens the first are kept.
     """
 
+    kind = kernels.TOP_P
     p: float = number(low=0, high=1)
-
-    def apply(self, candidates: Candidates) -> None:
-        """Keep the nucleus."""
-        if self.p >= 1:
-            return
-        largest, total = candidates.largest, candidates.log_total()
-        # Tokens below a share of (1 - p) / n sum to less than 1 - p, so the others reach p without them.
-        candidates.keep_from(largest + min(total + math.log((1 - self.p) / (2 * len(candidates))), 0.0))
-        order = candidates.falling_order()
-        falling = candidates.logits[order].astype(np.float64)
-        reached = np.exp(falling - largest - total).cumsum().astype(np.float32)
-        last = reached.searchsorted(np.float32(self.p))
-        candidates.keep(order[: last + 1])
 
 
 @attrs.frozen
-class MinP(Sampler):
+class MinP(CompiledSampler):
     """Min-p: drop tokens far below the most probable (Nguyen et al. 2024).
 
     Keep tokens whose probability is at least p times that of the most probable one; 0 keeps all.
     """
 
+    kind = kernels.NEAR_LARGEST
     p: float = number(low=0)
 
-    def apply(self, candidates: Candidates) -> None:
-        """Keep tokens that reach the threshold."""
-        if self.p > 0:
-            candidates.keep_from(candidates.largest + min(math.log(self.p), 0.0))
+    @property
+    def value(self) -> float:
+        """See CompiledSampler."""
+        return min(math.log(self.p), 0.0) if self.p > 0 else -math.inf
 
 
 @attrs.frozen
@@ -91,19 +77,14 @@ class TypicalP(Sampler):
 
 
 @attrs.frozen
-class TopNSigma(Sampler):
+class TopNSigma(CompiledSampler):
     """Top-n-sigma: keep logits near the largest (Tang et al. 2024).
 
     Keep logits at most n standard deviations below the largest; 0 or less keeps all.
     """
 
+    kind = kernels.DEVIATIONS
     n: float = number()
-
-    def apply(self, candidates: Candidates) -> None:
-        """Keep logits above the threshold."""
-        if self.n <= 0:
-            return
-        candidates.keep_from(candidates.largest - self.n * candidates.deviation())
 
 
 @attrs.frozen

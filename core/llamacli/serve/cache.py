@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.kv import KVPool, KVSequence
+from llamacli.kv.prompt_cache import PromptCache
 from llamacli.serve.settings import EngineSettings
 from llamacli.util.system import available_memory
 
@@ -56,6 +59,30 @@ class CacheMemory:
         self.pool.max_bytes = model.prefix_cache_bytes = self.max_bytes
         self.prefixes = model.prefixes(self.pool.layout.kv_type, self.n_ctx)
         self._rope_variant = program.rope_variant(self.n_ctx)
+        self._prompts: PromptCache | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        if settings.prompt_cache is not None:
+            folder, max_bytes = settings.prompt_cache
+            self._prompts = PromptCache(Path(folder), max_bytes)
+            self._prompts.save_in_background(self.prefixes)
+            self._reader = ThreadPoolExecutor(1, "llamacli-prompts")
+
+    def close(self) -> None:
+        """Free the kept prefixes, once they are on disk."""
+        if self._prompts is not None and self._reader is not None:
+            self._reader.shutdown(cancel_futures=True)
+            self._prompts.close()
+            self._prompts.save(self.prefixes)
+        self.prefixes.clear()
+
+    def read_ahead(self, tokens: Sequence[int], adapters: str) -> None:
+        """Read a prompt's prefix from disk, in a thread.
+
+        Its next chunk finds the prefix once it is there.
+        """
+        if self._prompts is not None and self._reader is not None:
+            like = KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters)
+            self._reader.submit(self._prompts.load, self.prefixes, like, tokens, self.max_bytes)
 
     @property
     def shares_anywhere(self) -> bool:

@@ -134,7 +134,8 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        model = load(source.path, settings.mode, threads=settings.threads)
+        given = {"load": settings.load_mode, "overrides": settings.overrides}
+        model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
         draft = None
         if isinstance(source.draft, Path):
@@ -183,7 +184,8 @@ def _pooling(model: Model) -> Pooling | None:
 
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
-    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type}".encode()).hexdigest()
+    adapters = [adapter.digest for adapter in scheduler.adapters]
+    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type} {adapters}".encode()).hexdigest()
     return attrs.evolve(
         unloaded_info(source),
         loaded=True,

@@ -92,7 +92,7 @@ class Planner:
             sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
             self._drafts.controller.propose(sequences, step_s, need)
             return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
-        n_adapted = len({sequence.adapters for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
+        n_adapted = len({bool(sequence.adapters) for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
         room = chunk_rows(self._cost, n_decode, step_s, passes=passes)
         longest = chunk_rows(self._cost, n_decode, LAST_CHUNK * step_s, passes=passes)

@@ -307,7 +307,7 @@ class ModelInfo:
     - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
     - `n_params`, `n_bytes`: parameters, and bytes of the file.
     - `architecture`: `general.architecture`; `file_type`: llama.cpp's name of its types, as in Q4_K_M; "" if unknown.
-    - `fingerprint`: `system_fingerprint` of the OpenAI API: equal ones give equal texts.
+    - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest.
     - `adapters`: its LoRA adapters by id.
     """

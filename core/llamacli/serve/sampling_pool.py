@@ -30,7 +30,7 @@ class SamplingPool:
     def draw(self, ready: Sequence[tuple[SequenceState, Logits]]) -> list[int | Exception]:
         """Draw the token of each sequence; an error takes its place.
 
-        The first row of its logits counts, and is changed. Samplers accept their tokens, but for those that end texts.
+        The first row of its logits counts. Samplers accept their tokens, but for those that end texts.
         """
         return self.map(_draw, ready, sum([logits.shape[1] for _, logits in ready]))
 
@@ -60,8 +60,8 @@ def _draw(ready: tuple[SequenceState, Logits]) -> int | Exception:
     assert chain is not None
     assert text is not None
     try:
-        token = sampler.sample(logits[0], chain)
-        if not text.is_end(token):
+        token = sampler.draw(logits[0], chain)
+        if token not in text.end_ids:
             sampler.accept(token)
     except Exception as error:
         return error

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -88,7 +88,8 @@ class Scheduler:
         )
         self.running = Running(self.memory, self.counters)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
-        self._sampling, self._adapters = sampling or SamplingPool(), tuple(adapters)
+        self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
+        model.program_with(self._scaled({}))  # compiled now, not in a step
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
         self._ready: list[tuple[SequenceState, Logits]] = []  # sequences to draw for in this step, with logits
@@ -124,6 +125,8 @@ class Scheduler:
             ]
             with self._counted_refusals():
                 self.queue.put(prompts)
+        for ids in dict.fromkeys(request.prompts if generation else ()):
+            self.memory.read_ahead([*ids], key_of(adapters))
         return state
 
     def expect_room(self) -> None:
@@ -203,10 +206,20 @@ class Scheduler:
             raise
 
     def _adapters_of(self, request: Request) -> Adapters:
-        """LoRA adapters of a request."""
+        """LoRA adapters of a request.
+
+        () for none, else all of the model, so that one program serves all requests.
+        """
         given = dict(request.adapters)
-        expect_adapters(given, len(self._adapters))
-        return self.model.check_adapters([(self._adapters[number], scale) for number, scale in given.items()])
+        expect_adapters(given, len(self.adapters))
+        if not self.model.check_adapters([(self.adapters[number], scale) for number, scale in given.items()]):
+            return ()
+        return self._scaled(given)
+
+    def _scaled(self, scales: Mapping[int, float]) -> Adapters:
+        """All adapters, in the order of their digests."""
+        scaled = [(adapter, float(scales.get(i, 0.0))) for i, adapter in enumerate(self.adapters)]
+        return tuple(sorted(scaled, key=lambda one: one[0].digest))
 
     def _chain(self, request: GenerationRequest) -> SamplerChain:
         if isinstance(request.params, SamplerChain):
@@ -248,7 +261,7 @@ class Scheduler:
     def close(self) -> None:
         """Free the cache; the model stays open."""
         self.running.close()
-        self.memory.prefixes.clear()
+        self.memory.close()
 
     # --- leaving and entering
 
@@ -343,8 +356,8 @@ class Scheduler:
         tokens = sequence.tokens[start : start + n - n_ahead]
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
-        ids, n_last = np.array(tokens, np.int32), self._n_wanted(sequence, n)
-        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
+        n_last = self._n_wanted(sequence, n)
+        return Chunk(sequence.cache, tokens, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
 
     def _n_wanted(self, sequence: SequenceState, n: int) -> int:
         """Number of last tokens of a chunk whose rows are wanted."""
@@ -455,7 +468,7 @@ class Scheduler:
         sampler, text = sequence.sampler, sequence.text
         assert sampler is not None
         assert text is not None
-        self._lifecycle.count_drawn(sequence, is_end=text.is_end(token))
+        self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
         n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
         events = text.feed(token, sampler.logprobs)
         sequence.request.n_generated += text.n_tokens - n_tokens

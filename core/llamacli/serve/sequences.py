@@ -147,7 +147,7 @@ class SequenceState:
     @property
     def n_left(self) -> int:
         """Tokens that may still be drawn, for all choices of the sequence."""
-        return self.max_new * self.n_choices if self.text is None else self.max_new - self.text.n_tokens
+        return self.max_new * self.n_choices if self.text is None else self.text.n_left
 
     @property
     def embeds(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -63,7 +63,9 @@ class EngineSettings:
     - `idle_unload`: seconds without a request after which a model is unloaded, None for never.
     - `load_timeout`: seconds that a request waits for its model to be loaded.
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
-    - `mode`, `threads`: as for `load_model`.
+    - `mode`, `threads`: as for `load_model`; `load_mode`: its `load`.
+    - `overrides`: keys of the models' metadata that are replaced.
+    - `prompt_cache`: folder of prefixes on disk, and its limit in bytes; None for none.
     - `lookup`: draft tokens by prompt lookup. `draft_max`: maximum length of drafts.
     """
 
@@ -84,6 +86,9 @@ class EngineSettings:
     load_timeout: float = attrs.field(default=120.0, validator=_at_least(0))
     stuck_after: float = attrs.field(default=30.0, validator=_at_least(0))
     mode: str = "auto"
+    load_mode: str = "auto"
+    overrides: Mapping[str, Any] = attrs.field(factory=dict)
+    prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

@@ -9,7 +9,8 @@ from llamacli.chat.logprobs import Drawn, take_content, token_logprob
 from llamacli.chat.messages import CallDelta, Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
-from llamacli.sampling import LogProbs, StopStrings
+from llamacli.generation.text import DrawnText
+from llamacli.sampling import LogProbs
 from llamacli.serve.requests import (
     ArgumentsDelta,
     Event,
@@ -24,28 +25,26 @@ from llamacli.serve.requests import (
 from llamacli.tokenizer import Tokenizer
 
 
-class ChoiceText:
-    """Text of a choice, as events.
+class ChoiceText(DrawnText[Event]):
+    """Text of a choice, as events; stop strings are searched in content.
 
-    - `n_tokens`, `n_reasoning`: tokens so far, and those of reasoning.
+    - `n_reasoning`: tokens of reasoning.
     - `finished`: the end of the choice, None until it has come.
 
     Which events come depends on the tokens only, never on how they were grouped into steps.
     """
 
     def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer, prompt: Ids, max_tokens: int):
-        self._index, self._tokenizer, self._max_tokens = index, tokenizer, max_tokens
-        self._reply = reply = request.reply
-        self._decoder = tokenizer.stream(prompt)
-        self._ends = frozenset[int]()
+        reply, ends = request.reply, frozenset[int]()
         if not request.ignore_eos:
-            self._ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+            ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+        super().__init__(tokenizer.stream(prompt), request.stop, ends, max_tokens)
+        self._index, self._tokenizer, self._reply = index, tokenizer, reply
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
         if reply and self._reader:
             self._reader.begin(reply.begun)
-        self._stops = StopStrings(request.stop)
-        self.n_tokens = self.n_reasoning = self._n_calls = self._n_unassigned = 0
+        self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
         self._has_bytes = False
         self._drawn: Drawn = collections.deque()
@@ -53,18 +52,15 @@ class ChoiceText:
         self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
         self.finished: Finished | None = None
 
-    def is_end(self, token: int) -> bool:
-        """True for a token that ends the text."""
-        return token in self._ends
-
     def feed(self, token: int, logprobs: LogProbs | None = None) -> list[Event]:
         """Add a token that was drawn.
 
         Returns the events that are certain now. At the text's end the last is `Finished`.
         """
-        if self.is_end(token):
-            return self._finish("stop")
-        self.n_tokens += 1
+        events = self.take(token, logprobs)
+        return [*events, *self.finish(self.finish_reason)] if self.finish_reason else events
+
+    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Event]:
         self._n_unassigned += 1
         marker = self._reply.markers.get(token, "") if self._reply is not None else ""
         events = self._read(self._rest()) if marker else []
@@ -73,36 +69,26 @@ class ChoiceText:
         if logprobs is not None:
             scored = token_logprob(self._tokenizer, token, logprobs)
             self._drawn.append((self._n_decoded, self._n_decoded + len(piece), scored))
-        if not self._stopped:
-            events += self._read(piece)
-        if self._stopped:
-            return [*events, *self._finish("stop")]
-        if self.n_tokens >= self._max_tokens:
-            return [*events, *self._finish("length")]
-        return events
+        return events if self._is_stopped() else events + self._read(piece)
+
+    def _is_stopped(self) -> bool:
+        return bool(self._stops.found) or self._end_text.found
 
     def finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         """End the text here; the last events of it."""
-        return self._finish(reason, timed_out=timed_out)
-
-    @property
-    def _stopped(self) -> bool:
-        return self._stops.stopped or self._end_text.found
-
-    def _finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         events: list[Event] = []
-        if not self._stopped:
+        if not self._is_stopped():
             events += self._read(self._rest())
-        if not self._stopped and self._reader is not None:
+        if not self._is_stopped() and self._reader is not None:
             events += self._sent(self._reader.locate(self._end_text.flush()))
-        if not self._stops.stopped and self._reader is not None:
+        if not self._stops.found and self._reader is not None:
             events += self._sent(self._reader.locate("", final=True))
-        if not self._stops.stopped:
+        if not self._stops.found:
             events += self._delta(self._stops.flush())
             tokens = tuple(token for start, _, token in self._drawn if start == self._n_decoded)
             if tokens:
                 events.append(TextDelta(self._index, "", tokens=tokens))
-        if self._stops.stopped:
+        if self._stops.found:
             reason = "stop"
         if self._n_calls:
             reason = "tool_calls" if reason == "stop" else reason
@@ -124,7 +110,7 @@ class ChoiceText:
         """Events of what the reader has found, up to a stop string."""
         events: list[Event] = []
         for event, start in found:
-            if self._stops.stopped:
+            if self._stops.found:
                 break
             if isinstance(event, Piece):
                 if event.reasoning:

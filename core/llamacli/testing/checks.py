@@ -37,10 +37,7 @@ def check_tables(tiny: TinyModel) -> None:
 
 
 def _expect_whole_head(tiny: TinyModel, config: Config, table: TensorTable) -> None:
-    """Raise ConformanceError if a multi-token-prediction head leaves out tensors.
-
-    Those of the first head's block that its file must have.
-    """
+    """Expect a multi-token-prediction head to read its first block's tensors."""
     blocks = sorted({name.partition("nextn.")[0] for name in tiny.file.tensors if ".nextn." in name})
     if not table.has_nextn or not blocks:
         return
@@ -164,7 +161,6 @@ class _Binding:
 
     @classmethod
     def of(cls, tiny: TinyModel) -> _Binding:
-        """Configure a tiny model."""
         config = tiny.architecture.configure(metadata := tiny.metadata)
         return cls(tiny, metadata, config, tiny.architecture.tensors(config))
 
@@ -194,10 +190,7 @@ class _Binding:
         return False
 
     def _scopes(self, name: str) -> tuple[str, ...]:
-        """Names that an error may say.
-
-        The tensor's without its kind, and those of its parts where it is fused.
-        """
+        """Names that an error may say: without kind, and parts where fused."""
         scope = re.sub(r"\.(weight|bias|scale)$", "", name)
         return scope, *self.table.fused().get(scope, ())
 

@@ -86,7 +86,7 @@ def _last_rows(example: Example, tokens: npt.NDArray[np.int32]) -> tuple[Rows, R
         spans = [Span(KVSequence(pool, n), 0, n) for n in lengths]
         for span in spans:
             span.sequence.reserve(0, span.n)
-        rows = program.forward(tokens, spans, all_logits=all_logits)
+        rows = program.forward(tokens, spans, lengths if all_logits else [1] * len(spans))
         results.append(rows[np.cumsum(lengths) - 1] if all_logits else rows)
     return results[0], results[1]
 
@@ -104,7 +104,7 @@ def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_bat
         stop = min(start + n_batch, len(tokens))
         ids = np.concatenate([tokens[start:stop], np.resize(tokens, n_drafted)])
         sequence.reserve(start, len(ids), n_behind=n_drafted)
-        rows = program.forward(ids, [Span(sequence, start, len(ids))], all_logits=True)
+        rows = program.forward(ids, [Span(sequence, start, len(ids))], [len(ids)])
         parts.append(rows[: stop - start])
         sequence.commit(ids.tolist(), n_ahead=n_drafted)
         sequence.truncate(stop)
@@ -130,17 +130,14 @@ def _expect(name: str, holds: npt.NDArray[np.bool_], expected: Rows, actual: Row
 
 
 def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int32]) -> None:
-    """Check that the padding of the result's buffer is zero.
-
-    Another op reads that buffer.
-    """
+    """Expect zeros as padding of the result's buffer, which another op reads."""
     graph, out = example.graph.with_ops([*example.graph.ops]), example.graph.ops[-1].out
     graph.scale(out, 1.0)
     file = ArrayFile(Path("example"), Metadata({}), example.weights)
     program = NativeEngine(1).compile(graph, file, QuantMode.FP32)
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), len(tokens))
     sequence.reserve(0, len(tokens))
-    program.forward(tokens, [Span(sequence, 0, len(tokens))], all_logits=True)
+    program.forward(tokens, [Span(sequence, 0, len(tokens))], [len(tokens)])
     padding = program.buffers[f32(out)][: len(tokens), out.width :]
     if padding.any():
         row, column = (int(i) for i in np.argwhere(padding)[0])

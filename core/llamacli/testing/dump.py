@@ -1,7 +1,4 @@
-"""Dump of llama.cpp's tensors: `python -m llamacli.testing.dump MODEL --tokens 1 5 9`.
-
-Prints every tensor that llama.cpp computes, through llama-cpp-python, as its program `llama-eval-callback` does.
-"""
+"""Dump of llama.cpp's tensors, like llama-eval-callback's: `python -m llamacli.testing.dump MODEL --tokens 1 5 9`."""
 
 from __future__ import annotations
 

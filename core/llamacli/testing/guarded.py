@@ -63,8 +63,6 @@ def guarded(array: np.ndarray) -> np.ndarray:
 
 
 class _NumPy(ModuleType):
-    """NumPy with guarded allocations."""
-
     def __getattr__(self, name: str) -> Any:
         value = getattr(np, name)
         if name not in _ALLOCATING:
@@ -146,7 +144,6 @@ class _Kept:
 
 
 def _modules(*packages: str) -> list[ModuleType]:
-    """Loaded modules of these packages of the core."""
     names = tuple(f"llamacli.{package}" for package in packages)
     return [module for name, module in sys.modules.items() if name.startswith(names)]
 
@@ -157,9 +154,8 @@ def install(side: str) -> None:
     _side = side
     from llamacli import session  # noqa: F401 - loads the modules that it needs
     from llamacli.engine import native, weights
-    from llamacli.kernels import encoding, packing
+    from llamacli.kernels import encoding, packing, team
     from llamacli.kv import pool
-    from llamacli.testing import kernels
     from llamacli.util import memory as system_memory
 
     # Kernels are left alone: Numba would not know what this is.
@@ -176,7 +172,7 @@ def install(side: str) -> None:
         Blocks=lambda **arrays: blocks(**{name: guarded(array) for name, array in arrays.items()}),
         encode=_on_copies(encoding.encode),
     )
-    vars(kernels).update(run_kernel=_on_copies(kernels.run_kernel))
+    vars(team).update(run_kernel=_on_copies(team.run_kernel))
     pool._SLAB_BYTES = 1
     engine: Any = native.NativeEngine
     compile_graph = engine.compile

@@ -91,7 +91,6 @@ class HuggingFaceModel:
         return Results(logits(tokens), ids[n_prompt:], gaps)
 
     def _metadata(self, config: Any, name: str) -> dict[str, Any]:
-        """Full GGUF keys of a configuration."""
         found: dict[str, Any] = {}
         for key, fields in _KEYS.items():
             value = next((x for field in fields if (x := getattr(config, field, None)) is not None), None)
@@ -111,7 +110,6 @@ class HuggingFaceModel:
     def _converted(
         self, source: str, array: Array, config: Any, shapes: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[str, Array]]:
-        """GGUF tensors of an original one: their names and numbers."""
         target = self._target(source, array, shapes)
         parts = [(target, array)]
         if "ffn_gate_up_exps" in target and target not in shapes:  # experts' gate above up in one tensor
@@ -126,10 +124,7 @@ class HuggingFaceModel:
         return found
 
     def _target(self, source: str, array: Array, shapes: Mapping[str, tuple[int, ...]]) -> str:
-        """GGUF name of a tensor.
-
-        Raises InvalidRequestError if there is none, or several.
-        """
+        """GGUF name of a tensor; InvalidRequestError for none or several."""
         block = re.search(r"\.(\d+)\.", source)
         number = block[1] if block else ""
         plain = re.sub(r"\.\d+\.", ".{}.", source, count=1)
@@ -255,10 +250,7 @@ def _sizes(seed: int) -> dict[str, Any]:
 
 @functools.cache
 def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
-    """Configuration and model of a seed.
-
-    Raises InvalidRequestError for an unknown model type.
-    """
+    """Configuration and model of a seed; InvalidRequestError for an unknown type."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -317,8 +309,5 @@ def _with_block(name: str) -> str:
 
 
 def _is_read(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """True for tensors of the table.
-
-    Gate and up of experts in one tensor are read where the table has both.
-    """
+    """True for tensors of the table, also as `gate_up` of experts."""
     return name in shapes or ("ffn_gate_up_exps" in name and name.replace("gate_up", "gate") in shapes)

@@ -82,10 +82,8 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     if len(shape) == 1 or any(part in name for part in kept) or not name.endswith(".weight"):
         return (SIGMA * random.standard_normal(shape)).astype(np.float32), Type.F32
     stored = Type[matrix_type]
-    if stored is Type.MXFP4:
-        return _random_mxfp4(random, shape), stored
-    if stored is Type.NVFP4:
-        return _random_nvfp4(random, shape), stored
+    if stored in _BYTE_SCALES:
+        return _random_bytes(random, shape, stored), stored
     if stored in _SCALES:
         return _random_blocks(random, shape, stored), stored
     return gguf.quants.quantize((SIGMA * random.standard_normal(shape)).astype(np.float32), stored), stored
@@ -134,17 +132,15 @@ def _floats(array: np.ndarray, stored: Type) -> np.ndarray:
     return dequantize(array.reshape(-1, array.shape[-1]), stored).reshape(*array.shape[:-1], -1)
 
 
-def _random_mxfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """MXFP4 blocks of random bits, most with scales around SIGMA."""
-    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 32, 17)).astype(np.uint8)
-    blocks[..., 0] = random.choice([0, 1, 119, 120, 121, 122, 123], blocks.shape[:-1])
-    return blocks.reshape(*shape[:-1], -1)
+_BYTE_SCALES = {Type.MXFP4: (1, (0, 1, *range(119, 124))), Type.NVFP4: (4, range(8, 15))}
+"""Types whose blocks begin with scales of a byte: how many, and values most of which lie around SIGMA."""
 
 
-def _random_nvfp4(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """NVFP4 blocks of random bits, with scales around SIGMA."""
-    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // 64, 36)).astype(np.uint8)
-    blocks[..., :4] = random.choice(range(8, 15), (*blocks.shape[:-1], 4))
+def _random_bytes(random: np.random.RandomState, shape: tuple[int, ...], stored: Type) -> np.ndarray:
+    """Blocks of random bits and scales of `_BYTE_SCALES`."""
+    (block_size, type_size), (n_scales, scales) = gguf.GGML_QUANT_SIZES[stored], _BYTE_SCALES[stored]
+    blocks = random.randint(0, 256, (*shape[:-1], shape[-1] // block_size, type_size)).astype(np.uint8)
+    blocks[..., :n_scales] = random.choice(scales, (*blocks.shape[:-1], n_scales))
     return blocks.reshape(*shape[:-1], -1)
 
 

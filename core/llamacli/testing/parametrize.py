@@ -115,7 +115,6 @@ def checks_of(
 
 
 def _transformers(architecture: Architecture, models: Sequence[HuggingFaceModel]) -> Iterator[Check]:
-    """Check against models of transformers, if there are any."""
     originals = {f"{model.model_type}-{seed}": (model, seed) for model in models for seed in range(N_SEEDS)}
     variants: dict[str, Variant] = {
         name: (model.write, {"architecture": architecture, "seed": seed}, model.exact)

@@ -79,18 +79,12 @@ class Peer:
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self.n_embd = llama_cpp.llama_model_n_embd(self._model)
-        is_mrope = llama_cpp.llama_model_rope_type(self._model) in (
-            llama_cpp.LLAMA_ROPE_TYPE_MROPE,
-            llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
-        )
-        self._n_components = 4 if is_mrope else 1
+        mrope = llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE
+        self._n_components = 4 if llama_cpp.llama_model_rope_type(self._model) in mrope else 1
         self._n_past = 0
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
-        """Set the LoRA adapters, with their scales.
-
-        Raises OSError for a file that llama.cpp refuses.
-        """
+        """Set LoRA adapters with their scales; OSError for a refused file."""
         api, n = self._api, len(adapters)
         loaded = [api.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
         if not all(loaded):
@@ -160,7 +154,6 @@ class Peer:
         return self._run(batch, len(tokens))
 
     def _run(self, batch: Any, n: int) -> Logits:
-        """Decode and free a batch of n tokens of one sequence."""
         api, batch.n_tokens = self._api, n
         for i in range(n):
             batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = 1, 1, 0
@@ -191,10 +184,7 @@ def _reason(errors: list[str]) -> str:
 
 @functools.cache
 def _errors_of_log() -> list[str]:
-    """Errors in llama.cpp's log.
-
-    The list grows; the rest of the log is dropped.
-    """
+    """Errors in llama.cpp's log, a list that grows; the rest is dropped."""
     import llama_cpp
 
     errors: list[str] = []
@@ -213,7 +203,6 @@ _callbacks: list[Any] = []
 
 
 def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
-    """Make a callback that is called with each computed tensor."""
     import llama_cpp
 
     def call(tensor: int, ask: bool, _data: object) -> bool:

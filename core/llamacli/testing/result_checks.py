@@ -78,7 +78,7 @@ def _expect_equal(tiny: TinyModel, what: str, expected: Logits, actual: Logits) 
 def _encoded(model: Model, texts: list[list[int]]) -> list[Logits]:
     """Rows of an encoder's texts, evaluated together."""
     pool = model.kv_pool("f32")
-    chunks = [Chunk(KVSequence(pool, len(ids)), np.array(ids, np.int32), n_last=len(ids)) for ids in texts]
+    chunks = [Chunk(KVSequence(pool, len(ids)), list(map(int, ids)), n_last=len(ids)) for ids in texts]
     try:
         return evaluate(model.program_with, chunks)
     finally:
@@ -202,7 +202,7 @@ def check_parameters(tiny: TinyModel) -> None:
             pool = KVPool(KVLayout.of(other.states, "f32", other.recurrent))
             sequence = KVSequence(pool, length, other.rope_variant(length))
             sequence.reserve(0, n)
-            found.append(other.forward(tokens[:n], [Span(sequence, 0, n)], all_logits=True))
+            found.append(other.forward(tokens[:n], [Span(sequence, 0, n)], [n]))
         return found
 
     def is_seen(factors: dict[Tensor, npt.NDArray[np.float64]], factor: float, n_tokens: int) -> bool:
@@ -343,10 +343,7 @@ def transformers_check(models: Mapping[str, tuple[HuggingFaceModel, int]]) -> Ca
 
 
 def _expect_results(tiny: TinyModel, other: str, logits: Logits, greedy: list[int], gaps: list[float]) -> None:
-    """Compare logits and greedy tokens.
-
-    Tokens are compared up to the first that was chosen by a small margin.
-    """
+    """Compare logits, and greedy tokens up to the first narrow choice."""
     tokens, bound = _tokens(tiny), tiny.exact
     assert bound is not None
     if tiny.is_encoder:

@@ -8,41 +8,32 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from llamacli.serve import requests
 from llamacli.serve.engine import LocalPin
 from llamacli.serve.errors import ServeError, ShuttingDownError, UnknownModelError
 from llamacli.serve.metrics import EngineStats, ModelStats
-from llamacli.serve.requests import (
-    AdapterInfo,
-    AdapterScales,
-    Admitted,
-    Done,
-    Event,
-    Failed,
-    Finished,
-    GenerationRequest,
-    ModelInfo,
-    Request,
-    TextDelta,
-    Timings,
-    Usage,
-)
 from llamacli.serve.streams import EventStream
 
 if TYPE_CHECKING:
     from llamacli.model import Model
 
-Script = Callable[[Request], Sequence[Event | ServeError]]
+Script = Callable[[requests.Request], Sequence[requests.Event | ServeError]]
 """Events of a request; an error first is raised by `submit`."""
 
 
-def words(request: Request) -> list[Event | ServeError]:
+def words(request: requests.Request) -> list[requests.Event | ServeError]:
     """Events of the text "one two three" for each choice."""
     texts = ("one", " two", " three")
-    n = request.n * len(request.prompts) if isinstance(request, GenerationRequest) else 0
+    n = request.n * len(request.prompts) if isinstance(request, requests.GenerationRequest) else 0
     n_prompt = sum(map(len, request.prompts))
-    deltas = [TextDelta(index, text) for text in texts for index in range(n)]
-    ends = [Finished(index, "stop") for index in range(n)]
-    return [Admitted(0.0), *deltas, *ends, Done(Usage(n_prompt, 0, n * len(texts)), Timings(0.0, 0.1, 0.1))]
+    deltas = [requests.TextDelta(index, text) for text in texts for index in range(n)]
+    ends = [requests.Finished(index, "stop") for index in range(n)]
+    return [
+        requests.Admitted(0.0),
+        *deltas,
+        *ends,
+        requests.Done(requests.Usage(n_prompt, 0, n * len(texts)), requests.Timings(0.0, 0.1, 0.1)),
+    ]
 
 
 class FakeEngine:
@@ -58,10 +49,10 @@ class FakeEngine:
 
     def __init__(self, model: Model, name: str = "demo", script: Script = words):
         self._model, self.name, self.script = model, name, script
-        self.requests: list[Request] = []
+        self.requests: list[requests.Request] = []
         self.cancelled: list[str] = []
         self.unloaded: list[str] = []
-        self.adapters: tuple[AdapterInfo, ...] = ()
+        self.adapters: tuple[requests.AdapterInfo, ...] = ()
         self.draining = self.closed = False
         self.refusal: ServeError | None = None
         self.n_pins = 0
@@ -69,26 +60,16 @@ class FakeEngine:
         self.gate.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def models(self) -> tuple[ModelInfo, ...]:
+    def models(self) -> tuple[requests.ModelInfo, ...]:
         """The model, loaded."""
         config = self._model.config
         return (
-            ModelInfo(
-                name=self.name,
-                path="/models/demo.gguf",
-                loaded=True,
-                created=1_790_000_000,
-                n_ctx=config.n_ctx,
-                n_ctx_train=config.n_ctx,
-                n_vocab=config.n_vocab,
-                n_embd=config.n_embd,
-                n_params=2_755_008,
-                architecture=self._model.arch,
-                file_type="Q8_0",
-                fingerprint="llamacli-fake",
-                adapters=self.adapters,
+            requests.ModelInfo(
+                name=self.name, path="/models/demo.gguf", loaded=True, created=1_790_000_000, n_ctx=config.n_ctx,
+                n_ctx_train=config.n_ctx, n_vocab=config.n_vocab, n_embd=config.n_embd, n_params=2_755_008,
+                architecture=self._model.arch, file_type="Q8_0", fingerprint="llamacli-fake", adapters=self.adapters,
             ),
-        )
+        )  # fmt: skip
 
     async def pin(self, name: str) -> LocalPin:
         """The model, or UnknownModelError."""
@@ -101,7 +82,7 @@ class FakeEngine:
         self._check(name)
         self.unloaded.append(name)
 
-    def set_adapters(self, name: str, scales: AdapterScales) -> None:
+    def set_adapters(self, name: str, scales: requests.AdapterScales) -> None:
         """Set the scales of `adapters`."""
         self._check(name)
         self.adapters = tuple(attrs.evolve(one, scale=dict(scales).get(one.id, 0.0)) for one in self.adapters)
@@ -111,7 +92,7 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
 
-    def submit(self, request: Request) -> EventStream:
+    def submit(self, request: requests.Request) -> EventStream:
         """Play the script."""
         self._check(request.model)
         if self.draining:
@@ -150,10 +131,10 @@ class FakeEngine:
         if name != self.name:
             raise UnknownModelError(f"the model {name!r} does not exist: the server has {self.name!r}")
 
-    async def _play(self, stream: EventStream, events: Iterable[Event | ServeError]) -> None:
+    async def _play(self, stream: EventStream, events: Iterable[requests.Event | ServeError]) -> None:
         for event in events:
             await self.gate.wait()
             await asyncio.sleep(0)
             if stream.id in self.cancelled:
                 return
-            stream.put([Failed(event) if isinstance(event, ServeError) else event])
+            stream.put([requests.Failed(event) if isinstance(event, ServeError) else event])

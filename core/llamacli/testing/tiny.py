@@ -166,10 +166,7 @@ class Family:
 
     @functools.cached_property
     def models(self) -> list[TinyModel]:
-        """Tiny models of all variants that are files of this architecture.
-
-        Raises PluginError if there are none.
-        """
+        """Tiny models of the architecture's variants; PluginError without any."""
         found = [model for name, variant in self._variants.items() for model in self._written(name, variant)]
         if not found:
             raise PluginError(f"none of the variants is a file of architecture {self.architecture.name!r}")
@@ -184,20 +181,10 @@ class Family:
         write, options, exact = variant
         if isinstance(other := options.get("architecture"), str) and other != self.architecture.name:
             return
-        path = _write(write, name, tuple(sorted((key, _Same(value)) for key, value in options.items())))
+        path = _write(write, name, options)
         model = TinyModel(self.architecture, name, path, exact, self._inert, self._unread)
         if model.file.metadata.get("general.architecture") == self.architecture.name:
             yield model
-
-
-@attrs.frozen
-class _Same:
-    """Any object as a key: equal to itself."""
-
-    thing: Any = attrs.field(eq=id)
-
-    def __lt__(self, other: object) -> bool:
-        return False
 
 
 @functools.cache
@@ -207,12 +194,18 @@ def _folder() -> Path:
     return folder
 
 
-@functools.cache
-def _write(write: Callable[..., Path], name: str, options: Sequence[tuple[str, _Same]]) -> Path:
+_written: dict[tuple[object, ...], tuple[Path, object]] = {}
+"""Files by writer, name and identity of options, with these options: so their identities are not used again."""
+
+
+def _write(write: Callable[..., Path], name: str, options: Mapping[str, Any]) -> Path:
     """Write a variant once in this process."""
-    path = _folder() / f"{len(list(_folder().iterdir()))}-{name}.gguf"
-    write(path, **{key: same.thing for key, same in options})
-    return path
+    key = (write, name, *((option, id(options[option])) for option in sorted(options)))
+    if key not in _written:
+        path = _folder() / f"{len(_written)}-{name}.gguf"
+        write(path, **options)
+        _written[key] = path, dict(options)
+    return _written[key][0]
 
 
 def _structure(model: TinyModel) -> object:

@@ -61,14 +61,7 @@ def scored(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, 
 
     Ids 0 to 258 are `HEAD`; the scored tokens follow in order, then those of `kinds`, by token type.
     """
-    types = {**HEAD, **dict.fromkeys(scores, NORMAL), **(kinds or {})}
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.scores": np.array([scores.get(text, 0.0) for text in types], np.float32),
-        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
-        **tokenizer_keys(keys),
-    }
+    return _metadata("llama", {**HEAD, **dict.fromkeys(scores, NORMAL)}, kinds, keys, scores)
 
 
 def ranked(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
@@ -76,15 +69,8 @@ def ranked(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **keys
 
     Ids 0 to 258 are `HEAD`, 259 is a space; all pieces of the merges follow, then those of `kinds`, by token type.
     """
-    types = {**HEAD, **dict.fromkeys([SPACE, *_pieces(merges)], NORMAL), **(kinds or {})}
-    return {
-        "tokenizer.ggml.model": "gemma4",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
-        "tokenizer.ggml.merges": list(merges),
-        "tokenizer.ggml.bos_token_id": 1,
-        **tokenizer_keys(keys),
-    }
+    types = {**HEAD, **dict.fromkeys([SPACE, *_pieces(merges)], NORMAL)}
+    return _metadata("gemma4", types, kinds, {"merges": list(merges), "bos_token_id": 1} | keys)
 
 
 def byte_level(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
@@ -92,16 +78,8 @@ def byte_level(merges: Sequence[str], kinds: Mapping[str, int] | None = None, **
 
     Ids 0 to 255 are the bytes; what the merges make follows, then those of `kinds`, by token type.
     """
-    bytes_in_order = sorted(BYTE_OF_CHAR, key=BYTE_OF_CHAR.__getitem__)
-    types = {**dict.fromkeys([*bytes_in_order, *_pieces(merges)], NORMAL), **(kinds or {})}
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
-        "tokenizer.ggml.merges": list(merges),
-        **tokenizer_keys(keys),
-    }
+    types = dict.fromkeys([*sorted(BYTE_OF_CHAR, key=BYTE_OF_CHAR.__getitem__), *_pieces(merges)], NORMAL)
+    return _metadata("gpt2", types, kinds, {"pre": "gpt-2", "merges": list(merges)} | keys)
 
 
 BERT_HEAD = {"[PAD]": CONTROL, "[UNK]": UNKNOWN, "[CLS]": CONTROL, "[SEP]": CONTROL, "[MASK]": CONTROL}
@@ -114,15 +92,8 @@ def word_piece(pieces: Sequence[str], kinds: Mapping[str, int] | None = None, **
     Ids 0 to 4 are `BERT_HEAD`; the pieces follow, those that begin a word with U+2581 before them, then those of
     `kinds`, by token type.
     """
-    types = {**BERT_HEAD, **dict.fromkeys(pieces, NORMAL), **(kinds or {})}
     ids = {f"{name}_token_id": i for i, name in enumerate(("padding", "unknown", "bos", "seperator", "mask"))}
-    return {
-        "tokenizer.ggml.model": "bert",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
-        **tokenizer_keys(ids),
-        **tokenizer_keys(keys),
-    }
+    return _metadata("bert", {**BERT_HEAD, **dict.fromkeys(pieces, NORMAL)}, kinds, ids | keys)
 
 
 def unigram(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
@@ -131,14 +102,7 @@ def unigram(scores: Mapping[str, float], kinds: Mapping[str, int] | None = None,
     Ids 0 to 2 are padding, EOS and unknown; the scored tokens follow in order, then those of `kinds`, by token type.
     """
     head = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN}
-    types = {**head, **dict.fromkeys(scores, NORMAL), **(kinds or {})}
-    return {
-        "tokenizer.ggml.model": "t5",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.scores": np.array([scores.get(text, 0.0) for text in types], np.float32),
-        "tokenizer.ggml.token_type": np.array(list(types.values()), np.int32),
-        **tokenizer_keys(keys),
-    }
+    return _metadata("t5", {**head, **dict.fromkeys(scores, NORMAL)}, kinds, keys, scores)
 
 
 def character_map(replacements: Mapping[str, str]) -> bytes:
@@ -195,6 +159,20 @@ def english(space: str) -> list[str]:
 def english_scores() -> dict[str, float]:
     """Scores of the words of `english`, all different, better for longer ones."""
     return {piece: len(piece) - i / 1000 for i, piece in enumerate([SPACE, *_pieces(english(SPACE))])}
+
+
+def _metadata(
+    model: str,
+    types: Mapping[str, int],
+    kinds: Mapping[str, int] | None,
+    keys: Mapping[str, Any],
+    scores: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    types = {**types, **(kinds or {})}
+    found: dict[str, Any] = {"model": model, "tokens": list(types)}
+    if scores is not None:
+        found["scores"] = np.array([scores.get(text, 0.0) for text in types], np.float32)
+    return tokenizer_keys({**found, "token_type": np.array(list(types.values()), np.int32), **keys})
 
 
 def tokenizer_keys(keys: Mapping[str, Any]) -> dict[str, Any]:

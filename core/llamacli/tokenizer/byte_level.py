@@ -5,9 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
-from llamacli.tokenizer.merging import Merger, byte_level_merger
+from llamacli.tokenizer import kernels
+from llamacli.tokenizer.merging import Merger, merger_by_rank
 from llamacli.tokenizer.pretokenizers import PreTokenizer
-from llamacli.tokenizer.vocabulary import Vocabulary
+from llamacli.tokenizer.vocabulary import Vocabulary, VocabularyScheme
 
 # GPT-2 encodes each byte as a printable character: Latin-1's own if printable, else one from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -15,16 +16,15 @@ _OTHERS = sorted(set(range(0x100)) - set(_PRINTABLE))
 BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
-class ByteLevelBPE:
+class ByteLevelBPE(VocabularyScheme):
     """Byte-level BPE with a list of ranked merges.
 
     `merges`: "left right" each, best first; parsed at the first encode.
     """
 
-    add_space_prefix = False
-
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre_tokenizer: PreTokenizer):
-        self._vocabulary, self._merges, self._pre_tokenizer = vocabulary, merges, pre_tokenizer
+        super().__init__(vocabulary)
+        self._merges, self._pre_tokenizer = merges, pre_tokenizer
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens.
@@ -38,10 +38,15 @@ class ByteLevelBPE:
 
         A character outside of GPT-2's byte table is encoded as UTF-8.
         """
-        return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in text)
+        try:
+            return bytes(map(BYTE_OF_CHAR.__getitem__, text))
+        except KeyError:
+            return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in text)
 
     @cached_property
     def _merger(self) -> Merger:
         table = np.full(ord(max(BYTE_OF_CHAR)) + 1, -1, np.int16)
         table[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
-        return byte_level_merger(self._vocabulary.tokens, self._merges, table, self._pre_tokenizer.ignore_merges)
+        unmerged = kernels.EVERY_WORD if self._pre_tokenizer.ignore_merges else kernels.NO_WORD
+        dropped = [-1] * 256  # a byte that is not a token
+        return merger_by_rank(self._vocabulary.tokens, self._merges, dropped, unmerged, table)

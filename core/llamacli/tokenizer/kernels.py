@@ -214,7 +214,6 @@ def _push(heap: Any, n: Any, cost: Any, left: Any, middle: Any, stop: Any) -> No
 
 @register_jitable
 def _pop(heap: Any, n: Any) -> None:
-    """Remove the root of a heap of n."""
     costs, lefts, middles, stops = heap
     n -= 1
     cost, left, i = costs[n], lefts[n], 0
@@ -533,16 +532,20 @@ def normalize(
     return n
 
 
-@_compiled(f"int64(uint8[::1], {TRIE}, float64[::1], float64, int64, int32[::1])")
-def encode_unigram(text: Any, tokens: Any, scores: Any, unknown_score: Any, unknown: Any, ids: Any) -> Any:
+@_compiled(f"int64(uint8[::1], {TRIE}, float64[::1], float64, int64, float64[::1], int32[::1], int32[::1], int32[::1])")
+def encode_unigram(
+    text: Any, tokens: Any, scores: Any, unknown_score: Any, unknown: Any, best: Any, token_of: Any, start_of: Any,
+    ids: Any,
+) -> Any:  # fmt: skip
     """Encode text as the tokens with the best sum of scores.
 
     Returns the number of ids. A character without a token of its own may also be `unknown`, with its score;
-    neighbouring ones become one. The ids stand at the end of `ids`, which is as long as the text.
+    neighbouring ones become one. The ids stand at the end of `ids`, which is as long as the text. `best`, `token_of`
+    and `start_of` are memory for the best text up to each byte, one longer than the text.
     """
     n = len(text)
-    best = np.full(n + 1, -np.finfo(np.float64).max)
-    token_of, start_of = np.full(n + 1, unknown, np.int32), np.zeros(n + 1, np.int32)
+    for i in range(n + 1):
+        best[i], token_of[i], start_of[i] = -np.finfo(np.float64).max, unknown, 0
     best[0] = 0.0
     values = tokens[2]
     position = 0

@@ -94,9 +94,8 @@ def _score_merging(metadata: Metadata) -> TokenizerParts:
 def _rank_merging(metadata: Metadata) -> TokenizerParts:
     vocabulary = read_vocabulary(metadata, {})
     scheme = RankMerging(vocabulary, strings(metadata, MERGES))
-    return TokenizerParts(
-        vocabulary, scheme, True, metadata.get_bool(_ADD_EOS, False)
-    )  # add_bos is fixed, as in llama.cpp
+    # BOS is fixed, as in llama.cpp.
+    return TokenizerParts(vocabulary, scheme, True, metadata.get_bool(_ADD_EOS, False))
 
 
 def _word_piece(metadata: Metadata) -> TokenizerParts:
@@ -139,11 +138,8 @@ def _byte_level(metadata: Metadata) -> TokenizerParts:
         return TokenizerParts(vocabulary, scheme, add_bos or metadata.get_bool(_ADD_BOS, False), add_eos)
     pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
     add_bos = metadata.get_bool(_ADD_BOS, pre_tokenizer.add_bos)
-    return TokenizerParts(vocabulary, ByteLevelBPE(vocabulary, _merges(metadata, pre), pre_tokenizer), add_bos, add_eos)
-
-
-def _merges(metadata: Metadata, pre: str) -> Sequence[str]:
-    return [] if pre == "kimi-k2" and MERGES not in metadata else strings(metadata, MERGES)
+    merges = [] if pre == "kimi-k2" and MERGES not in metadata else strings(metadata, MERGES)
+    return TokenizerParts(vocabulary, ByteLevelBPE(vocabulary, merges, pre_tokenizer), add_bos, add_eos)
 
 
 def _whitespace(metadata: Metadata) -> TokenizerParts:
@@ -170,7 +166,6 @@ class _IdsOnly:
         raise TokenizerError(f"{self._source}: the file has no vocabulary: use token ids instead of text {text[:40]!r}")
 
     def decode(self, text: str) -> bytes:
-        """Return the text's own bytes."""
         return text.encode()
 
 

@@ -8,8 +8,7 @@ import re
 from collections import defaultdict
 from functools import cached_property
 
-from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
+from llamacli.tokenizer.vocabulary import VocabularyScheme
 
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _CHARACTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -17,24 +16,18 @@ _CHARACTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 def unescape(text: str) -> bytes:
     """Return the bytes of a token's text; unknown escapes stand for themselves."""
-    return _ESCAPE.sub(_unescaped, text.encode())
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        return bytes.fromhex(found[1].decode()) if found[1] else _CHARACTERS.get(found[2], found[2])
+
+    return _ESCAPE.sub(byte, text.encode())
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    """Byte of one escape."""
-    return bytes.fromhex(found[1].decode()) if found[1] else _CHARACTERS.get(found[2], found[2])
-
-
-class LongestMatch:
+class LongestMatch(VocabularyScheme):
     """Greedy longest match with a vocabulary of escaped byte strings.
 
     Control tokens are matched too, as in llama.cpp. Of tokens of the same bytes, the last one counts.
     """
-
-    add_space_prefix = False
-
-    def __init__(self, vocabulary: Vocabulary):
-        self._vocabulary = vocabulary
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens.
@@ -57,15 +50,8 @@ class LongestMatch:
         """Return the bytes that a token's text encodes."""
         return unescape(text)
 
-    def _unknown(self, text: str) -> int:
-        unknown = self._vocabulary.special.get("unknown")
-        if unknown is None:
-            raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
-        return unknown
-
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """Ids by bytes."""
         return {data: token for token, text in enumerate(self._vocabulary.tokens) if (data := unescape(text))}
 
     @cached_property

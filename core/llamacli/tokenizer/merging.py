@@ -16,19 +16,13 @@ import numpy.typing as npt
 from llamacli.errors import TokenizerError
 from llamacli.gguf import StringArray
 from llamacli.tokenizer import kernels
-from llamacli.tokenizer.vocabulary import MERGES, TOKENS, Vocabulary
+from llamacli.tokenizer.vocabulary import MERGES, SPACE, TOKENS, Vocabulary, VocabularyScheme
 
-_SPACE = "▁"
 _NEWLINE_RUNS = re.compile(r"\n+|[^\n]+")
 _WORDS = re.compile(r"(?:\S|[\x1c-\x1f])+")  # llama.cpp does not count U+001C to U+001F as white space
 
-Table = tuple[
-    npt.NDArray[np.uint8],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int64],
-]
+_Int64s = npt.NDArray[np.int64]
+Table = tuple[npt.NDArray[np.uint8], _Int64s, _Int64s, npt.NDArray[np.int32], _Int64s]
 """Hash table of strings, as the kernels take it."""
 
 
@@ -85,42 +79,35 @@ def merger_by_scores(tokens: Sequence[str], scores: npt.NDArray[np.float32], byt
     return Merger(False, kernels.NO_WORD, table, costs, False, table, _joints(table), np.array(byte_ids, np.int32))
 
 
-def merger_by_rank(tokens: Sequence[str], merges: Sequence[str], byte_ids: Sequence[int], unmerged: int) -> Merger:
+def merger_by_rank(
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    byte_ids: Sequence[int],
+    unmerged: int,
+    byte_of_char: npt.NDArray[np.int16] | None = None,
+) -> Merger:
     """Return a merger by "left right" merges of raw UTF-8, best first.
 
     `unmerged`: one of the kernels' constants. `byte_ids` as in `merger_by_scores`.
-    """
-    table, ranked = string_table(tokens), string_table(merges)
-    kernels.join_merges(*ranked[:4])
-    kernels.fill_slots(table, True)
-    kernels.fill_slots(ranked, False)
-    costs = np.arange(len(merges), dtype=np.float64)
-    return Merger(False, unmerged, ranked, costs, True, table, _joints(ranked), np.array(byte_ids, np.int32))
-
-
-def byte_level_merger(
-    tokens: Sequence[str], merges: Sequence[str], byte_of_char: npt.NDArray[np.int16], ignore_merges: bool
-) -> Merger:
-    """Return a merger of bytes, by merges in GPT-2's printable characters.
-
-    `byte_of_char`: byte of each character, or -1. TokenizerError when a merge is not of two parts that make a token.
+    With `byte_of_char`, the byte of each of GPT-2's printable characters, or -1, it merges bytes, and raises
+    TokenizerError when a merge is not of two parts that make a token.
     """
     table, ranked = string_table(tokens), string_table(merges)
     malformed = kernels.join_merges(*ranked[:4])
-    kernels.decode_bytes(*table[:4], byte_of_char)
-    kernels.decode_bytes(*ranked[:4], byte_of_char)
+    if byte_of_char is not None:
+        kernels.decode_bytes(*table[:4], byte_of_char)
+        kernels.decode_bytes(*ranked[:4], byte_of_char)
     kernels.fill_slots(table, True)
-    if malformed < 0:
-        malformed = kernels.foreign_merge(ranked, table)
-    if malformed >= 0:
-        raise TokenizerError(
-            f"{MERGES}: entry {malformed} of {len(merges)}, {merges[malformed]!r}, is not two parts that make a token"
-        )
+    if byte_of_char is not None:
+        if malformed < 0:
+            malformed = kernels.foreign_merge(ranked, table)
+        if malformed >= 0:
+            found = f"entry {malformed} of {len(merges)}, {merges[malformed]!r}"
+            raise TokenizerError(f"{MERGES}: {found}, is not two parts that make a token")
     kernels.fill_slots(ranked, False)
-    costs, unmerged = np.arange(len(merges), dtype=np.float64), kernels.EVERY_WORD if ignore_merges else kernels.NO_WORD
-    return Merger(
-        True, unmerged, ranked, costs, True, table, np.empty(0, np.uint8), np.full(256, -1, np.int32)
-    )  # a byte that is not a token is dropped
+    costs, by_byte = np.arange(len(merges), dtype=np.float64), byte_of_char is not None
+    joints = np.empty(0, np.uint8) if by_byte else _joints(ranked)
+    return Merger(by_byte, unmerged, ranked, costs, True, table, joints, np.array(byte_ids, np.int32))
 
 
 def _joints(table: Table) -> npt.NDArray[np.uint8]:
@@ -129,53 +116,35 @@ def _joints(table: Table) -> npt.NDArray[np.uint8]:
     return joints
 
 
-class _Pieces:
-    """Vocabulary in raw UTF-8.
-
-    A space is U+2581, and a character that is not a token its bytes, <0xXX> each.
-    """
-
-    def __init__(self, vocabulary: Vocabulary):
-        self._vocabulary = vocabulary
-
-    def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text encodes."""
-        return text.replace(_SPACE, " ").encode()
-
-    def _byte_ids(self) -> list[int]:
-        unknown = self._vocabulary.special.get("unknown", -2)
-        return [self._vocabulary.ids.get(f"<0x{byte:02X}>", unknown) for byte in range(256)]
-
-
-class ScoreMerging(_Pieces):
+class ScoreMerging(VocabularyScheme):
     """SentencePiece's BPE: the merge with the highest token score comes first.
 
+    A character that is not a token becomes its bytes, <0xXX> each.
     `scores`: float32 [n_vocab]. `add_space_prefix`: put a space before a run of text.
     """
 
     def __init__(self, vocabulary: Vocabulary, scores: npt.NDArray[np.float32], add_space_prefix: bool):
         super().__init__(vocabulary)
-        self._scores = scores
-        self.add_space_prefix = add_space_prefix
+        self._scores, self.add_space_prefix = scores, add_space_prefix
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         text = text if continues or not self.add_space_prefix else " " + text
-        return self._merger.encode(text.replace(" ", _SPACE), [len(text)])
+        return self._merger.encode(text.replace(" ", SPACE), [len(text)])
 
     @cached_property
     def _merger(self) -> Merger:
-        return merger_by_scores(self._vocabulary.tokens, self._scores, self._byte_ids())
+        byte_ids = self._byte_ids(self._vocabulary.special.get("unknown", -2))
+        return merger_by_scores(self._vocabulary.tokens, self._scores, byte_ids)
 
 
-class RankMerging(_Pieces):
+class RankMerging(VocabularyScheme):
     """BPE with ranked merges, on lines of the text.
 
+    A character that is not a token becomes its bytes, <0xXX> each.
     `merges`: "left right" each, best first; parsed at the first encode. `whole_newlines`: a run of newlines that is a
     token of its own is not merged.
     """
-
-    add_space_prefix = False
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], whole_newlines: bool = True):
         super().__init__(vocabulary)
@@ -184,24 +153,24 @@ class RankMerging(_Pieces):
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         lengths = list(map(len, _NEWLINE_RUNS.findall(text)))
-        return self._merger.encode(text.replace(" ", _SPACE), lengths)
+        return self._merger.encode(text.replace(" ", SPACE), lengths)
 
     @cached_property
     def _merger(self) -> Merger:
         unmerged = kernels.NEWLINES if self._whole_newlines else kernels.NO_WORD
-        return merger_by_rank(self._vocabulary.tokens, self._merges, self._byte_ids(), unmerged)
+        byte_ids = self._byte_ids(self._vocabulary.special.get("unknown", -2))
+        return merger_by_rank(self._vocabulary.tokens, self._merges, byte_ids, unmerged)
 
 
-class WhitespaceMerging:
+class WhitespaceMerging(VocabularyScheme):
     """BPE with ranked merges of words between white space, which is dropped.
 
     A character that is not a token becomes its bytes, <0xXX> each; those that are not tokens are dropped too.
     """
 
-    add_space_prefix = False
-
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], lowercase: bool):
-        self._vocabulary, self._merges, self._lowercase = vocabulary, merges, lowercase
+        super().__init__(vocabulary)
+        self._merges, self._lowercase = merges, lowercase
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
@@ -214,5 +183,4 @@ class WhitespaceMerging:
 
     @cached_property
     def _merger(self) -> Merger:
-        byte_ids = [self._vocabulary.ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-        return merger_by_rank(self._vocabulary.tokens, self._merges, byte_ids, kernels.NO_WORD)
+        return merger_by_rank(self._vocabulary.tokens, self._merges, self._byte_ids(-1), kernels.NO_WORD)

@@ -89,14 +89,7 @@ _HAN = (
 _KIMI_K2 = (
     rf"{_HAN}++|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}--{_HAN}]++(?:{_CONTRACTION})?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_SPACES}"
 )
-_CHAMELEON = (
-    r"<sentinel:[0-9]+>",
-    r"IMGIMG[A-I]{1,4}Z",
-    r"[\t\n]|    |  ",
-    r"\p{N}",
-    r"[\p{P}!-/:-@\[-`{-~]",
-    _GPT2,
-)
+_CHAMELEON = (r"<sentinel:[0-9]+>", r"IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2)
 _UNPUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 # Unicode's cased letters at the time of this pattern, without some blocks.

@@ -169,10 +169,7 @@ class Tokenizer:
         return stream
 
     def piece(self, token: int, unparse_special: bool = False) -> str:
-        """Return the text of a single token; invalid UTF-8 becomes U+FFFD.
-
-        A leading space is kept.
-        """
+        """Return a token's text with leading space; invalid UTF-8 becomes U+FFFD."""
         return self.piece_bytes(token, unparse_special).decode(errors="replace")
 
     def piece_bytes(self, token: int, unparse_special: bool = False) -> bytes:
@@ -180,7 +177,9 @@ class Tokenizer:
 
         They are empty for control and unknown tokens, except with `unparse_special`.
         """
-        text, kind = self.token_text(token), self._vocabulary.kind(token)
+        if not 0 <= token < self.n_vocab:
+            self.token_text(token)  # raises
+        text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds.get(token, TokenKind.NORMAL)
         if kind is TokenKind.USER_DEFINED or (kind in _HIDDEN and unparse_special):
             return text.encode()
         if kind is TokenKind.BYTE and (match := _BYTE_TOKEN.fullmatch(text)):
@@ -257,29 +256,27 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Incremental decoder, equal to Tokenizer.decode() on the whole sequence."""
+    """Incremental decoder, equal to Tokenizer.decode() on the whole sequence.
+
+    - `holds_bytes`: true while bytes of an incomplete character are held back.
+    """
 
     def __init__(self, tokenizer: Tokenizer, unparse_special: bool):
         self._tokenizer, self._unparse_special = tokenizer, unparse_special
         self._strip, self._at_start = tokenizer._scheme.add_space_prefix, True
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.holds_bytes = False
 
     def feed(self, token: int) -> str:
-        """Return the text that a token completes.
-
-        Bytes of an incomplete character are held back.
-        """
+        """Return the text a token completes; incomplete characters are held back."""
         piece = self._tokenizer.piece_bytes(token, self._unparse_special)
         if self._strip:
             piece = piece.removeprefix(b" ")
             self._strip = self._at_start and token == self._tokenizer.bos_id
         self._at_start = False
-        return self._utf8.decode(piece)
-
-    @property
-    def holds_bytes(self) -> bool:
-        """True while bytes of an incomplete character are held back."""
-        return bool(self._utf8.getstate()[0])
+        text = self._utf8.decode(piece)
+        self.holds_bytes = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """Return the bytes held back, as U+FFFD if incomplete."""
@@ -290,4 +287,5 @@ class StreamDecoder:
 
         An incomplete character becomes U+FFFD.
         """
+        self.holds_bytes = False
         return self._utf8.decode(piece, final=True)

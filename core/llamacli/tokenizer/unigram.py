@@ -15,10 +15,9 @@ from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.merging import string_table
-from llamacli.tokenizer.vocabulary import TOKENS, TokenKind, Vocabulary
+from llamacli.tokenizer.vocabulary import SPACE, TokenKind, Vocabulary, VocabularyScheme
 
 CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
-_SPACE = "▁"
 _INVALID = "\ufffd"
 _UNKNOWN_PENALTY = np.float32(10)
 
@@ -58,7 +57,7 @@ class CharacterMap:
         return cls(nodes, np.concatenate([data[4 + size :], invalid]))
 
 
-class Unigram:
+class Unigram(VocabularyScheme):
     """Unigram vocabulary.
 
     `types`: token types as in the file. `scores`: float32, both [n_vocab]. `merge_spaces`: runs of spaces become one,
@@ -74,7 +73,8 @@ class Unigram:
         add_space_prefix: bool,
         merge_spaces: bool,
     ):
-        self._vocabulary, self._types, self._characters = vocabulary, types, characters
+        super().__init__(vocabulary)
+        self._types, self._characters = types, characters
         self.add_space_prefix, self._merge_spaces = add_space_prefix, merge_spaces
         normal = scores[types == TokenKind.NORMAL]
         least = normal.min() if len(normal) else np.finfo(np.float32).max
@@ -91,20 +91,18 @@ class Unigram:
         if not len(data):
             return []
         unknown = self._vocabulary.special.get("unknown", -1)
-        ids = np.empty(len(data), np.int32)
-        count = kernels.encode_unigram(data, self._tokens, self._scores, self._unknown_score, unknown, ids)
+        ids, places = np.empty(len(data), np.int32), np.empty((2, len(data) + 1), np.int32)
+        count = kernels.encode_unigram(
+            data, self._tokens, self._scores, self._unknown_score, unknown, np.empty(len(data) + 1), *places, ids
+        )
         found: list[int] = ids[len(data) - count :].tolist()
         if unknown < 0 and -1 in found:
-            raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
+            self._unknown(text)
         return found
-
-    def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text encodes."""
-        return text.replace(_SPACE, " ").encode()
 
     def _normalize(self, text: str, prepend: bool) -> npt.NDArray[np.uint8]:
         data = np.frombuffer(bytearray(text, "utf-8"), np.uint8)
-        space = np.frombuffer(bytearray(_SPACE, "utf-8"), np.uint8)
+        space = np.frombuffer(bytearray(SPACE, "utf-8"), np.uint8)
         size = 3 * len(data) + 16
         while True:
             result = np.empty(size, np.uint8)

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError
+from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -16,6 +16,8 @@ MERGES = "tokenizer.ggml.merges"
 SCORES = "tokenizer.ggml.scores"
 TOKEN_TYPE = "tokenizer.ggml.token_type"
 SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
+SPACE = "▁"
+"""A space in the tokens of most vocabularies."""
 
 
 class TokenKind(IntEnum):
@@ -52,81 +54,58 @@ class Vocabulary:
         return self.kinds.get(token, TokenKind.NORMAL)
 
 
+class VocabularyScheme:
+    """Base of the core's schemes, see `llamacli.tokenizer.tokenizer.Scheme`.
+
+    Without a space before a text, and with U+2581 for spaces in tokens, unless a scheme says otherwise.
+    """
+
+    add_space_prefix = False
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._vocabulary = vocabulary
+
+    def decode(self, text: str) -> bytes:
+        """Return the bytes that a token's text encodes."""
+        return text.replace(SPACE, " ").encode()
+
+    def _unknown(self, text: str) -> int:
+        """Id of the unknown token; raises TokenizerError without one."""
+        unknown = self._vocabulary.special.get("unknown")
+        if unknown is None:
+            raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
+        return unknown
+
+    def _byte_ids(self, otherwise: int) -> list[int]:
+        """Ids of the tokens <0x00> to <0xFF>, `otherwise` for those missing."""
+        return [self._vocabulary.ids.get(f"<0x{byte:02X}>", otherwise) for byte in range(256)]
+
+
 # Special tokens without a metadata key are found by text; the first text in the vocabulary counts.
 # Texts and their roles: llama.cpp, llama-vocab.cpp.
 _TEXTS = {
-    "bos": (),
-    "eos": (),
-    "unknown": (),
-    "padding": (),
-    "separator": (),
-    "mask": (),
-    "eot": (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "<｜end▁of▁sentence｜>",
-        "<end_of_utterance>",
-    ),
-    "eom": ("<|eom_id|>",),
-    "fim_pre": (
-        "<|fim_prefix|>",
-        "<fim-prefix>",
-        "<fim_prefix>",
-        "<｜fim▁begin｜>",
-        "<PRE>",
-        "▁<PRE>",
-        "<|code_prefix|>",
-        "<|prefix|>",
-    ),
-    "fim_suf": (
-        "<|fim_suffix|>",
-        "<fim-suffix>",
-        "<fim_suffix>",
-        "<｜fim▁hole｜>",
-        "<SUF>",
-        "▁<SUF>",
-        "<|code_suffix|>",
-        "<|suffix|>",
-    ),
-    "fim_mid": (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
-        "<｜fim▁end｜>",
-        "<MID>",
-        "▁<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
-    ),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
+    name: texts.split()
+    for name, texts in {
+        **dict.fromkeys(("bos", "eos", "unknown", "padding", "separator", "mask"), ""),
+        "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] "
+        "<｜end▁of▁sentence｜> <end_of_utterance>",
+        "eom": "<|eom_id|>",
+        "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
+        "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
+        "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
+        "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+        "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+        "fim_sep": "<|file_sep|>",
+    }.items()
 }
 _OTHER_NAMES = {"separator": "seperator", "fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _NO_TOKEN = (None, -1, 0xFFFFFFFF)
 
 # Tokens that end generation in addition to those of metadata keys.
 _END_TEXTS = (
-    *_TEXTS["eot"],
-    *_TEXTS["eom"],
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "</s>",
-    "[EOS]",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "[e~[",
-)
+    *_TEXTS["eot"], *_TEXTS["eom"], "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>",
+    "<turn|>", "<|tool_response>", "[e~[",
+)  # fmt: skip
 _VISIBLE_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -149,10 +128,7 @@ def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocab
 
 
 def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
-    """Return the special ids of metadata keys, with defaults.
-
-    ModelFormatError when one is out of range.
-    """
+    """Return special ids of metadata keys, with defaults; ModelFormatError out of range."""
     special = {name: token for name, token in default_ids.items() if token < n_vocab}
     for name in _TEXTS:
         for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{_OTHER_NAMES.get(name, name)}_token_id"):
@@ -167,10 +143,7 @@ def ids_of(ids: Mapping[str, int], texts: Iterable[str]) -> list[int]:
 
 
 def strings(metadata: Metadata, key: str) -> Sequence[str]:
-    """Return the string array under `key`.
-
-    ModelFormatError when it is missing or of another type.
-    """
+    """Return the string array under `key`; ModelFormatError if missing or another type."""
     value = metadata.get(key)
     if value is None:
         raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is missing")

@@ -6,22 +6,19 @@ GGUF files write a token that begins a word with U+2581 before it, and one that 
 import unicodedata
 from functools import cached_property
 
-from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary
+import regex
 
-_SPACE = "▁"
+from llamacli.tokenizer.vocabulary import SPACE, Vocabulary, VocabularyScheme
+
 # Ideographs, each of which is a word, as in llama.cpp and Hugging Face's tokenizers.
 _CHINESE = (
-    range(0x4E00, 0xA000),
-    range(0x3400, 0x4DC0),
-    range(0x20000, 0x2A6E0),
-    range(0x2A700, 0x2B740),
-    range(0x2B740, 0x2B820),
-    range(0x2B920, 0x2CEB0),
-    range(0xF900, 0xFB00),
-    range(0x2F800, 0x2FA20),
+    range(0x4E00, 0xA000), range(0x3400, 0x4DC0), range(0x20000, 0x2A6E0), range(0x2A700, 0x2B740),
+    range(0x2B740, 0x2B820), range(0x2B920, 0x2CEB0), range(0xF900, 0xFB00), range(0x2F800, 0x2FA20),
+)  # fmt: skip
+_CATEGORY = regex.compile(
+    r"(?P<removed>[\p{Cc}\p{Cf}\p{Co}\p{Cs}])|(?P<mark>\p{M})|(?P<punctuation>\p{P})|(?P<symbol>\p{S})"
 )
-_REMOVED = {"Cc", "Cf", "Co", "Cs"}
+"""General categories by the Unicode tables of `regex`, as for pre-tokenizers: Python's differ by its version."""
 
 
 class BertNormalizer(dict[int, str]):
@@ -42,35 +39,32 @@ class BertNormalizer(dict[int, str]):
     def _replacement(self, char: str) -> str:
         if self._strip_accents:
             char = unicodedata.normalize("NFD", char)[0]
-        category, code = unicodedata.category(char), ord(char)
+        code, found = ord(char), _CATEGORY.match(char)
+        kind = found.lastgroup if found else None
         if char.isspace() and not 0x1C <= code < 0x20:
             return " "
-        if category in _REMOVED or char == "\ufffd" or (self._strip_accents and category[0] == "M"):
+        if kind == "removed" or char == "\ufffd" or (self._strip_accents and kind == "mark"):
             return ""
         written = char.lower()[0] if self._lowercase else char
-        apart = category[0] == "P" or (code < 0x7F and category[0] == "S") or any(code in block for block in _CHINESE)
+        apart = kind == "punctuation" or (code < 0x7F and kind == "symbol") or any(code in block for block in _CHINESE)
         return f" {written} " if apart else written
 
 
-class WordPiece:
+class WordPiece(VocabularyScheme):
     """WordPiece with a vocabulary in GGUF's form.
 
     A word that tokens cannot make up becomes the unknown token. `add_space_prefix`: decoding removes the first space.
     """
 
     def __init__(self, vocabulary: Vocabulary, normalizer: BertNormalizer, add_space_prefix: bool):
-        self._vocabulary, self._normalizer = vocabulary, normalizer
-        self.add_space_prefix = add_space_prefix
+        super().__init__(vocabulary)
+        self._normalizer, self.add_space_prefix = normalizer, add_space_prefix
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Return the ids of text without special tokens."""
         words = text.translate(self._normalizer).split()
-        ids = {word: self._word_ids(_SPACE + word) for word in dict.fromkeys(words)}
+        ids = {word: self._word_ids(SPACE + word) for word in dict.fromkeys(words)}
         return [token for word in words for token in ids[word]]
-
-    def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text encodes."""
-        return text.replace(_SPACE, " ").encode()
 
     def _word_ids(self, word: str) -> list[int]:
         ids, start = [], 0
@@ -81,14 +75,8 @@ class WordPiece:
                     start = stop
                     break
             else:
-                return [self._unknown(word)]
+                return [self._unknown(word[1:])]
         return ids
-
-    def _unknown(self, word: str) -> int:
-        unknown = self._vocabulary.special.get("unknown")
-        if unknown is None:
-            raise TokenizerError(f"{TOKENS} has neither tokens for {word[1:41]!r} nor an unknown token")
-        return unknown
 
     @cached_property
     def _longest(self) -> int:

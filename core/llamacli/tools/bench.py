@@ -88,22 +88,11 @@ def measure(
             n = n_prompt + n_gen
             rates = [n * 1e9 / ns for ns in samples]
             yield Row(
-                *about,
-                backend="CPU",
-                n_threads=threads,
-                type_k=KVType.of(kv_type).k,
-                type_v=KVType.of(kv_type).v,
-                n_prompt=n_prompt,
-                n_gen=n_gen,
-                n_depth=depth,
-                test_time=started,
-                avg_ns=statistics.mean(samples),
-                stddev_ns=_spread(samples),
-                avg_ts=statistics.mean(rates),
-                stddev_ts=_spread(rates),
-                samples_ns=samples,
-                samples_ts=rates,
-            )
+                *about, backend="CPU", n_threads=threads, type_k=KVType.of(kv_type).k, type_v=KVType.of(kv_type).v,
+                n_prompt=n_prompt, n_gen=n_gen, n_depth=depth, test_time=started, avg_ns=statistics.mean(samples),
+                stddev_ns=_spread(samples), avg_ts=statistics.mean(rates), stddev_ts=_spread(rates),
+                samples_ns=samples, samples_ts=rates,
+            )  # fmt: skip
 
 
 def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
@@ -112,7 +101,6 @@ def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def _describe(path: str) -> tuple[str, str, int, int]:
-    """File name, model type, bytes of all tensors, number of parameters."""
     file = open_model_file(path, installed_plugins().loaders())
     try:
         weights: Counter[str] = Counter()

@@ -63,7 +63,10 @@ class Memory:
 
 @attrs.frozen
 class KernelCache:
-    """Cache directory of compiled kernels, and the number of its kernels."""
+    """Cache directory of compiled kernels, and the number of its kernels.
+
+    `n_compiled` are those in the directory or in a pack.
+    """
 
     folder: str | None
     writable: bool
@@ -97,10 +100,7 @@ class Trial:
 
 @attrs.frozen
 class Report:
-    """Report of the diagnosis.
-
-    `versions` are those of packages, "" for a missing one.
-    """
+    """Report of the diagnosis; `versions` of packages, "" for a missing one."""
 
     versions: dict[str, str]
     cpu: Cpu
@@ -278,6 +278,6 @@ def _kernels() -> KernelCache:
         folder=str(folder),
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         n_bytes=sum(sizes.values()),
-        n_compiled=sum(kernel.file_name in sizes for kernel in kernels),
+        n_compiled=sum(kernel.is_cached for kernel in kernels),
         n_kernels=len(kernels),
     )

@@ -33,10 +33,7 @@ _BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
 
 
 def pooling_of(model: Model) -> Pooling:
-    """Pooling that a model's file names, else the mean.
-
-    Raises ModelFormatError for ranking models.
-    """
+    """Pooling that a file names, else the mean; ModelFormatError for ranking models."""
     key = f"{model.arch}.pooling_type"
     number = model.metadata.get_int(key, 1, minimum=0)
     if number >= len(_BY_NUMBER):
@@ -81,11 +78,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
     def embed(
-        self,
-        text: str | Sequence[int] | Sequence[str],
-        *,
-        pooling: Pooling | str | None = None,
-        normalize: bool = True,
+        self, text: str | Sequence[int] | Sequence[str], *, pooling: Pooling | str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Embed text or token ids as one vector, float32 [n_embd].
 
@@ -127,10 +120,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError(str(error)) from error
 
     def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
-        """Evaluate a text in one batch.
-
-        Its tokens attend to one another in both directions.
-        """
+        """Evaluate a text in one batch, its tokens attending in both directions."""
         n_vocab = self._model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_integer(token) or not 0 <= token < n_vocab:
@@ -140,7 +130,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
                 f"the text has {len(tokens)} tokens; this model attends in both directions and takes at most "
                 f"{self.max_tokens} at once"
             )
-        ids = np.array(tokens, np.int32)
+        ids = list(map(int, tokens))
         sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
         try:
             chunk = Chunk(sequence, ids, self._model.adapters, 1 if only_last else len(ids))

@@ -68,10 +68,7 @@ class Collector:
         return self._sums[name], self._counts[name]
 
     def entries(self, tensors: Mapping[str, TensorInfo]) -> dict[str, Importance]:
-        """Entries of a file's tensors.
-
-        Products of other shapes are left out.
-        """
+        """Entries of a file's tensors, without products of other shapes."""
         return {
             name: Importance(
                 sums.astype(np.float32).reshape(len(self._counts[name]), -1), self._counts[name].astype(np.float32)
@@ -82,7 +79,6 @@ class Collector:
 
 
 def _squares(x: Rows) -> Rows:
-    """Sum of the squares of each column."""
     return np.einsum("ij,ij->j", x, x)
 
 
@@ -102,30 +98,30 @@ def collect(model: Model, tokens: Sequence[int], *, n_ctx: int = 512, max_chunks
 
 
 def number_of_chunks(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None) -> int:
-    """Number of chunks that `collect` evaluates."""
+    """Number of chunks that are evaluated."""
     n_chunks = len(tokens) // n_ctx
     return n_chunks if max_chunks is None else min(max_chunks, n_chunks)
 
 
+def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int) -> Iterator[list[int]]:
+    """Chunks of `n_ctx` tokens, with BOS if the model uses it."""
+    for start in range(0, n_chunks * n_ctx, n_ctx):
+        ids = list(tokens[start : start + n_ctx])
+        if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
+            ids[0] = model.tokenizer.bos_id
+        yield ids
+
+
 def _evaluated(model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int) -> Iterator[int]:
     with model.create_session(n_ctx=n_ctx, reuse=False) as session:
-        for chunk in range(n_chunks):
-            ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
-            if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
-                ids[0] = model.tokenizer.bos_id
+        for done, ids in enumerate(chunks_of(model, tokens, n_ctx, n_chunks), start=1):
             session.rewind(0)
             session.eval(ids, all_logits=True)
-            yield chunk + 1
+            yield done
 
 
 def importance_matrix(
-    path: Path,
-    collector: Collector,
-    tensors: Mapping[str, TensorInfo],
-    *,
-    dataset: str,
-    n_chunks: int,
-    n_ctx: int,
+    path: Path, collector: Collector, tensors: Mapping[str, TensorInfo], *, dataset: str, n_chunks: int, n_ctx: int
 ) -> ImportanceMatrix:
     """Importance matrix of what a Collector has summed.
 

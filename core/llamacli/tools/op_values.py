@@ -237,10 +237,7 @@ def _match(value: OpValues, dump: Sequence[DumpedTensor]) -> Match:
 
 
 def _rows_of(tensor: DumpedTensor, value: OpValues) -> Rows | None:
-    """Rows that a tensor may hold: all, or the last ones.
-
-    None if its size does not fit.
-    """
+    """Rows that a tensor may hold, None if its size fits none."""
     n_rows, rest = divmod(int(np.prod(tensor.shape)), value.op.width)
     return value.rows[-n_rows:] if not rest and 0 < n_rows <= len(value.rows) else None
 

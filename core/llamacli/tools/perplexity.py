@@ -17,6 +17,7 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import perplexity_of, surprisal
+from llamacli.tools.importance import chunks_of, number_of_chunks
 from llamacli.util.numbers import is_integer
 
 MIN_CONTEXT = 4
@@ -24,10 +25,7 @@ MIN_CONTEXT = 4
 
 @attrs.frozen
 class Estimate:
-    """Perplexity over the chunks so far.
-
-    `value` ± `error` (one standard error) over `n_scored` tokens.
-    """
+    """Perplexity so far, `value` ± `error` (one standard error), over `n_scored` tokens."""
 
     n_chunks: int
     n_scored: int
@@ -63,32 +61,23 @@ def perplexity(
     return _estimates(model, tokens, n_ctx, number_of_chunks(tokens, n_ctx, max_chunks), kv_type)
 
 
-def number_of_chunks(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None) -> int:
-    """Number of chunks that `perplexity` scores."""
-    n_chunks = len(tokens) // n_ctx
-    return n_chunks if max_chunks is None else min(max_chunks, n_chunks)
-
-
 def _estimates(
     model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: KVTypes | None
 ) -> Iterator[Estimate]:
     first, n_scored = n_ctx // 2, 0
     total = squares = 0.0
     with model.create_session(n_ctx=n_ctx, kv_type=kv_type, reuse=False) as session:
-        for chunk in range(n_chunks):
-            ids = list(tokens[chunk * n_ctx : (chunk + 1) * n_ctx])
-            if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
-                ids[0] = model.tokenizer.bos_id
+        for chunk, ids in enumerate(chunks_of(model, tokens, n_ctx, n_chunks), start=1):
             session.rewind(0)
             session.eval(ids[:first])
             logits = session.eval(ids[first:-1], all_logits=True)
             assert logits is not None
             if not (logits < np.inf).all():  # -inf is valid: a token that cannot follow
-                raise InvalidRequestError(f"the model's logits in chunk {chunk + 1} are not finite")
+                raise InvalidRequestError(f"the model's logits in chunk {chunk} are not finite")
             for row, token in zip(logits, ids[first + 1 :], strict=True):
                 surprise = surprisal(row, token)
                 n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
-            yield _estimate(chunk + 1, n_scored, total, squares)
+            yield _estimate(chunk, n_scored, total, squares)
 
 
 def _estimate(n_chunks: int, n_scored: int, total: float, squares: float) -> Estimate:

@@ -16,6 +16,8 @@ from llamacli.errors import InvalidRequestError
 
 if sys.platform != "win32":
     import fcntl
+    import grp
+    import pwd
 
 _MAX_LINKS = 40
 """Symbolic links on the way to a file, as many as Linux follows."""
@@ -125,8 +127,9 @@ def open_own(path: Path) -> BinaryIO:
 def check_own(path: Path) -> os.stat_result:
     """Check that no other user but the superuser can change a path.
 
-    What is there, and folders and symbolic links on the way, belong to these two. Others may add files to a folder with
-    the sticky bit, such as /tmp, above the file's own. Returns the status of the path. Raises OSError; a
+    What is there, and folders and symbolic links on the way, belong to these two. A group of the user's name may write,
+    as systems with the umask 002 have it for each user alone; others may add files to a folder with the sticky bit,
+    such as /tmp, above the file's own. Returns the status of the path. Raises OSError; a
     SharedFileError names what others can change.
     """
     if sys.platform == "win32":
@@ -142,7 +145,7 @@ def check_own(path: Path) -> os.stat_result:
         status = os.lstat(here)
         is_link = stat.S_ISLNK(status.st_mode)
         is_sticky = bool(names) and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        if status.st_uid not in owners or (status.st_mode & 0o022 and not is_link and not is_sticky):
+        if status.st_uid not in owners or (_others_write(status) and not is_link and not is_sticky):
             raise _shared(here)
         if is_link:
             n_links += 1
@@ -151,9 +154,25 @@ def check_own(path: Path) -> os.stat_result:
             target = Path(os.readlink(here))
             here = Path("/") if target.is_absolute() else here.parent
             names += reversed(target.parts[target.is_absolute() :])
-    if not stat.S_ISDIR(status.st_mode) and os.stat(here.parent).st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) and _others_write(os.stat(here.parent)):
         raise _shared(here.parent)
     return status
+
+
+def _others_write(status: os.stat_result) -> bool:
+    is_groups = status.st_mode & 0o020 and not _is_private(status.st_gid)
+    return bool(is_groups or status.st_mode & 0o002)
+
+
+@functools.cache
+def _is_private(group: int) -> bool:
+    """Test for a group of this user alone, not of the superuser's."""
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    own = user.pw_uid != 0 and group == user.pw_gid and found.gr_name == user.pw_name
+    return own and set(found.gr_mem) <= {user.pw_name}
 
 
 def _shared(path: Path) -> SharedFileError:
@@ -173,17 +192,13 @@ def _outer_owners() -> set[int]:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and those above it, for this user alone.
-
-    Raises what `check_own` raises.
-    """
+    """Make a folder path for this user alone; errors of `check_own`."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     check_own(folder)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Test that an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -205,7 +220,6 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if that fails."""
     if sys.platform == "win32":
         return False
     try:

@@ -24,9 +24,6 @@ def user_folder(kind: Literal["cache", "state", "config"]) -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Cache folder: LLAMACLI_CACHE, or the user's cache directory.
-
-    None for a user without a home.
-    """
+    """Cache folder: LLAMACLI_CACHE, else the user's; None without a home."""
     folder = os.environ.get("LLAMACLI_CACHE") or user_folder("cache")
     return Path(folder) if folder else None

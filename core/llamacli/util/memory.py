@@ -74,16 +74,10 @@ _NOTHING = ctypes.c_char * 0
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Address of a contiguous, writable array.
-
-    Three times as fast as its attribute `ctypes.data`.
-    """
+    """Address of a contiguous, writable array, three times as fast as `ctypes.data`."""
     return ctypes.addressof(_NOTHING.from_buffer(cast(Any, array)))
 
 
 def view(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-    """The memory at an address as an array, uint8 [n_bytes].
-
-    The caller keeps it alive.
-    """
+    """The memory at an address, uint8 [n_bytes], which the caller keeps alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from llamacli.util.system import ROOT
+from llamacli.util.system import ROOT, allowed_cpus
 
 VARIABLE = "LLAMACLI_NUMA"
 """Environment variable: 0 treats all nodes as one."""
@@ -36,10 +36,7 @@ def numa_nodes(root: Path = ROOT) -> list[Node]:
 
     The affinity mask respects the cpuset of a cgroup. Nodes of memory alone are left out.
     """
-    try:
-        allowed = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        allowed = list(range(os.cpu_count() or 1))
+    allowed = allowed_cpus()
     folders = {
         int(folder.name.removeprefix("node")): folder
         for folder in (root / "sys/devices/system/node").glob("node*")
@@ -68,10 +65,7 @@ def thread_nodes(n_threads: int, nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def bind_thread(node: Node) -> bool:
-    """Bind the calling thread to the CPUs of a node.
-
-    False where the system does not allow it.
-    """
+    """Bind the calling thread to a node's CPUs; False if not allowed."""
     try:
         os.sched_setaffinity(0, node.cpus)
     except (AttributeError, OSError) as error:
@@ -90,7 +84,6 @@ def _listed(text: str) -> set[int]:
 
 
 def _cores(cpus: Sequence[int], root: Path) -> tuple[int, ...]:
-    """First CPU of each physical core."""
     first: dict[str, int] = {}
     for cpu in cpus:
         try:

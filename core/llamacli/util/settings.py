@@ -24,6 +24,17 @@ class QuantMode(enum.StrEnum):
     Q4 = "q4"
 
 
+class LoadMode(enum.StrEnum):
+    """Places of weights.
+
+    `memory`; `map`: a packed copy on disk; `auto`: memory if they fit.
+    """
+
+    AUTO = "auto"
+    MEMORY = "memory"
+    MAP = "map"
+
+
 class KVTypeName(enum.StrEnum):
     """GGML names of KV cache types; see `llamacli.kv.KV_TYPES`."""
 

@@ -37,27 +37,26 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """Default number of threads.
-
-        One per physical core, at most the quota rounded up.
-        """
+        """Default number of threads: one per physical core, within the rounded-up quota."""
         return max(1, self.physical if self.quota is None else min(self.physical, math.ceil(self.quota)))
+
+
+def allowed_cpus() -> list[int]:
+    """CPUs in this process's affinity mask, in order."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return list(range(os.cpu_count() or 1))
 
 
 def usable_cores(root: Path = ROOT) -> Cores:
     """CPUs that this process may use, by affinity mask and cgroups."""
-    try:
-        allowed = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        allowed = list(range(os.cpu_count() or 1))
+    allowed = allowed_cpus()
     return Cores(len(allowed), _physical_cores(allowed, root), min(_limits(root, "cpu", _cpu_quota), default=None))
 
 
 def _physical_cores(cpus: list[int], root: Path) -> int:
-    """The number of cores that some CPUs belong to.
-
-    Psutil counts those of the whole machine only.
-    """
+    """Number of cores of these CPUs; psutil counts the whole machine's."""
     topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
     try:
         return len({siblings.read_text().strip() for siblings in topology})
@@ -87,10 +86,7 @@ def load_average() -> float | None:
 
 
 def running_threads(root: Path = ROOT) -> int | None:
-    """Number of runnable threads on the machine, the caller included.
-
-    None if unknown.
-    """
+    """Runnable threads on the machine, the caller included; None if unknown."""
     found = re.match(r"(?:\S+ ){3}(\d+)/", _read(root / "proc" / "loadavg"))
     return (int(found[1]) or None) if found else None
 
@@ -109,10 +105,7 @@ def lower_priority() -> None:
 
 
 def system_memory() -> tuple[int, int] | None:
-    """Total and available memory of the machine in bytes.
-
-    None if unknown.
-    """
+    """Total and available memory of the machine in bytes; None if unknown."""
     import psutil
 
     try:
@@ -123,27 +116,18 @@ def system_memory() -> tuple[int, int] | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The smallest memory limit of this process's cgroups, in bytes.
-
-    None without a limit.
-    """
+    """Smallest memory limit of this process's cgroups in bytes, None without."""
     return min(_limits(root, "memory", _memory_limit), default=None)
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that this process can still allocate, within its cgroups' limits.
-
-    None if unknown.
-    """
+    """Bytes this process can still allocate, within cgroups' limits; None if unknown."""
     memory = system_memory()
     return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """The setting of transparent huge pages: always, madvise or never.
-
-    None if unknown.
-    """
+    """Setting of transparent huge pages: always, madvise, never; None if unknown."""
     found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return found[1] if found else None
 
@@ -180,10 +164,7 @@ def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) 
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Directories of the process's cgroup and its topmost visible parent.
-
-    A pair for each hierarchy of the controller.
-    """
+    """Directories of the process's cgroup and its topmost visible parent, by hierarchy."""
     memberships = _read(root / "proc/self/cgroup").splitlines()
     mounts = _read(root / "proc/self/mountinfo").splitlines()
     paths: dict[str, str] = {}
@@ -221,10 +202,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_left(folder: Path) -> int | None:
-    """Bytes that one cgroup's limit leaves.
-
-    File cache that is not in use is reclaimed first.
-    """
+    """Bytes that a cgroup's limit leaves, with unused file cache reclaimed."""
     limit = _memory_limit(folder)
     if limit is None:
         return None
@@ -235,10 +213,7 @@ def _memory_left(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """A file's text without white space around it.
-
-    "" if it cannot be read.
-    """
+    """Stripped text of a file, "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

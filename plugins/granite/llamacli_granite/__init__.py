@@ -52,12 +52,14 @@ class Granite(Architecture):
     """`general.architecture = granite`."""
 
     name = "granite"
+    always_rotated = False
+    """True where llama.cpp does not read the key `rope.scaling.finetuned`."""
 
     def configure(self, metadata: Metadata) -> GraniteConfig:
         """Read the hyperparameters; scales of 0 are those that are not set."""
         layers = self.read_layers(metadata)
         head_dim = Config.from_gguf(metadata, **{key: layers[key] for key in layers if key == "n_head_kv"}).head_dim
-        rotated = metadata.get_bool(f"{self.name}.rope.scaling.finetuned", default=True)
+        rotated = self.always_rotated or metadata.get_bool(f"{self.name}.rope.scaling.finetuned", default=True)
         rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=True)
 
         def scale(key: str, default: float) -> float:
@@ -157,6 +159,7 @@ class GraniteMoe(Granite):
     """`general.architecture = granitemoe`."""
 
     name = "granitemoe"
+    always_rotated = True
 
 
 class GraniteHybrid(Granite):

@@ -57,7 +57,6 @@ def test_scales_of_zero_are_not_set(load: Any) -> None:
         ("logit_scale", None),
         ("logit_scale", 0.0),
         ("attention.layer_norm_rms_epsilon", None),
-        ("rope.scaling.finetuned", 1),
         ("rope.scaling.type", 3),
         ("expert_shared_feed_forward_length", -1.0),
         ("expert_used_count", 9),
@@ -66,3 +65,10 @@ def test_scales_of_zero_are_not_set(load: Any) -> None:
 def test_invalid_keys_are_named(key: str, value: object, load: Any) -> None:
     with pytest.raises(ModelFormatError, match=f"granitemoe.{key}"):
         load(**SHARED, metadata={f"granitemoe.{key}": value})
+
+
+def test_only_granitemoe_ignores_the_key_of_its_rotation(load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=r"granite\.rope\.scaling\.finetuned"):
+        load(metadata={"granite.rope.scaling.finetuned": 1})
+    assert load(metadata={"granite.rope.scaling.finetuned": False}).config.rope is None
+    assert load(**SHARED, metadata={"granitemoe.rope.scaling.finetuned": False}).config.rope is not None

@@ -121,6 +121,20 @@ def test_adapters_are_listed_and_set(http, fake) -> None:
     assert [one["scale"] for one in http.send("/lora-adapters").json] == [0.0, 0.25]
 
 
+def test_fingerprints_tell_scales_of_adapters_and_templates(http, fake, serve) -> None:
+    def fingerprint(server=http) -> str:
+        return server.send("/v1/completions", {"prompt": "a", "max_tokens": 1}).json["system_fingerprint"]
+
+    fake.adapters = (AdapterInfo(0, "a.gguf", 0.0), AdapterInfo(1, "b.gguf", 0.0))
+    found = [fingerprint()]
+    for scale in (0.5, 1.0, 0.5):
+        http.send("/lora-adapters", [{"id": 1, "scale": scale}])
+        found.append(fingerprint())
+    assert found[1] == found[3]
+    found += [fingerprint(serve(template=template)) for template in ("chatml", "{{ messages }}")]
+    assert len(set(found)) == 5
+
+
 def test_adapters_of_requests_are_the_servers_or_their_own(http, fake) -> None:
     fake.adapters = (AdapterInfo(0, "a.gguf", 1.0), AdapterInfo(1, "b.gguf", 0.5))
     for lora, expected in ((None, ((0, 1.0), (1, 0.5))), ([], ()), ([{"id": 1, "scale": -2}], ((1, -2.0),))):

@@ -110,11 +110,19 @@ class Server:
         wanted = (name or "").removesuffix(":latest")
         for info in models:
             if wanted in (info.name, *info.aliases, *(alias.removesuffix(":latest") for alias in info.aliases)):
-                return info
+                return self._described(info)
         if models and (not name or self.settings.any_model):
-            return models[0]
+            return self._described(models[0])
         known = ", ".join(repr(info.name) for info in models)
         raise UnknownModelError(f"the model {name!r} does not exist; the server has {known}")
+
+    def _described(self, info: ModelInfo) -> ModelInfo:
+        """Add the scales of adapters and the chat template to a fingerprint."""
+        scales, template = [scale for _, scale in info.adapter_scales], self.settings.template
+        if not any(scales) and template is None:
+            return info
+        digest = hashlib.sha256(f"{scales} {template}".encode()).hexdigest()
+        return attrs.evolve(info, fingerprint=f"{info.fingerprint}-{digest[:8]}")
 
     def close(self) -> None:
         """End the threads."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -21,6 +26,15 @@ CLOSE_TIMEOUT_S = 5
 """Seconds that connections have to end after the engine has drained."""
 
 BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+
+_ACCEPTS = 16
+"""Connections that asyncio accepts in a turn; without free descriptors it tries, and reports, as many."""
+
+_REPORT_S = 10.0
+"""Seconds between two reports that no descriptor is free."""
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +56,8 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """Uvicorn server that drains its engine before it closes connections.
 
-    SIGTERM, SIGINT and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A second
-    signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed in the end.
+    SIGTERM, SIGINT, SIGHUP and `stop` drain: new requests are refused, running ones have `shutdown_timeout` seconds. A
+    second signal ends them at once. `on_ready` is called when connections are accepted. The engine is closed at last.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class HttpServer(uvicorn.Server):
                 log_level=logging.WARNING,
                 access_log=False,
                 ws="none",
+                backlog=_ACCEPTS,
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
@@ -74,13 +89,15 @@ class HttpServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._n_signals = 0
+        self._reported_at = -_REPORT_S
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal comes, or `stop`."""
         # Uvicorn calls a response that was cut on purpose an error.
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
         try:
-            super().run(sockets or [self._listening])
+            with _handles_hangup(self.handle_exit):
+                super().run(sockets or [self._listening])
         finally:
             self._engine.close()
 
@@ -93,7 +110,9 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._report)
         await super().startup(sockets)
+        self._listening.listen(BACKLOG)  # asyncio has set the number of its turns
         self._watching = asyncio.create_task(self._heads.watch())
         if self._n_signals:
             self._drain()
@@ -106,8 +125,22 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM or SIGINT."""
+        """Handle SIGTERM, SIGINT or SIGHUP."""
         self.stop()
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report that no descriptor is free in one line.
+
+        Other errors are reported as asyncio does.
+
+        asyncio tries again after a second.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_DESCRIPTOR:
+            loop.default_exception_handler(context)
+        elif loop.time() - self._reported_at >= _REPORT_S:
+            self._reported_at = loop.time()
+            _log.error("no connection can be accepted: %s (see ulimit -n)", error.strerror)
 
     def _drain(self) -> None:
         if self._draining is None:
@@ -120,6 +153,24 @@ class HttpServer(uvicorn.Server):
     async def _drain_for(self, seconds: float) -> None:
         await self._engine.drain(seconds)
         self.should_exit = True
+
+
+@contextlib.contextmanager
+def _handles_hangup(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGHUP, which uvicorn does not.
+
+    Unless it is ignored, as by nohup.
+    """
+    number = getattr(signal, "SIGHUP", None)  # Windows has none
+    is_main = threading.current_thread() is threading.main_thread()
+    if number is None or not is_main or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _is_no_cut(record: logging.LogRecord) -> bool:

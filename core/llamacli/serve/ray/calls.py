@@ -132,10 +132,7 @@ class Caller:
                     raise InternalError(f"{len(lost)} replicas were lost during the request") from None
 
     async def _attempt(self, one: OpenCall, route: Route) -> AsyncGenerator[list[Event]]:
-        """Events of a request on one replica.
-
-        Raises _LostError, QueueFullError, LoadingError.
-        """
+        """Events of a request on one replica: raises _LostError, QueueFullError, LoadingError."""
         one.replica = ""
         deadline = time.monotonic() + self._wait_s
         answers = self._send(one.request, route)

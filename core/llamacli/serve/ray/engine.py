@@ -19,15 +19,8 @@ from ray.serve import exceptions as serve_errors
 
 from llamacli.errors import InvalidRequestError, LlamaCliError
 from llamacli.generation.drafters import MTP
+from llamacli.serve import errors
 from llamacli.serve.engine import LocalPin
-from llamacli.serve.errors import (
-    InternalError,
-    LoadingError,
-    QueueFullError,
-    ServeError,
-    ShuttingDownError,
-    UnknownModelError,
-)
 from llamacli.serve.metrics import EngineStats
 from llamacli.serve.models import Entry, ModelSource, unloaded_info
 from llamacli.serve.ray import deployment
@@ -69,7 +62,7 @@ class RayEngine:
         not the prediction head that is asked for.
         """
         self._source, self._cluster, self._entry = source, cluster, Entry(source)
-        self._model = load_unweighted(source.path, settings.mode)
+        self._model = load_unweighted(source.path, settings.mode, settings.overrides)
         if source.draft == MTP and not self._model.has_nextn:
             raise InvalidRequestError(f"the model {self._model.name!r} has no multi-token-prediction head")
         self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))
@@ -116,12 +109,12 @@ class RayEngine:
             try:
                 await asyncio.wait_for(asyncio.shield(future), self._settings.load_timeout)
             except TimeoutError:
-                raise LoadingError("no replica runs yet", retry_after=_RETRY) from None
-            except ServeError:
+                raise errors.LoadingError("no replica runs yet", retry_after=_RETRY) from None
+            except errors.ServeError:
                 raise
             except LlamaCliError as error:
                 _log.error("there are no replicas", exc_info=error)
-                raise InternalError("the replicas cannot be started: the server's log says why") from error
+                raise errors.InternalError("the replicas cannot be started: the server's log says why") from error
         return LocalPin(self._model, lambda: None)
 
     def set_adapters(self, name: str, scales: AdapterScales) -> None:
@@ -137,18 +130,15 @@ class RayEngine:
         """See Engine; only the replicas know their queues."""
 
     def submit(self, request: Request) -> EventStream:
-        """See Engine.
-
-        What a replica refuses comes as the first event, Failed.
-        """
+        """See Engine; refusals of a replica come as the first event, Failed."""
         self._expect_name(request.model)
         if self._draining or self._closed:
-            raise ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+            raise errors.ShuttingDownError("the server is shutting down", retry_after=_RETRY)
         if self._info is None:
-            raise LoadingError("no replica runs yet", retry_after=_RETRY)
+            raise errors.LoadingError("no replica runs yet", retry_after=_RETRY)
         most, key = self._settings.max_per_key, request.key
         if most is not None and self._keys[key] >= most:
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 f"too many requests: {self._keys[key]} requests of this key wait or run already, {most} are allowed",
                 retry_after=_RETRY,
             )
@@ -176,7 +166,7 @@ class RayEngine:
         """See Engine."""
         self._draining = True
         deadline = time.monotonic() + timeout
-        error = ShuttingDownError("the server is shutting down", retry_after=_RETRY)
+        error = errors.ShuttingDownError("the server is shutting down", retry_after=_RETRY)
         self._fail_all(error, waiting_only=True)
         while self._open and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
@@ -233,7 +223,7 @@ class RayEngine:
 
     def _expect_name(self, name: str) -> None:
         if name not in (self._source.name, *self._source.aliases):
-            raise UnknownModelError(f"the model {name!r} does not exist: the server has {self._source.name}")
+            raise errors.UnknownModelError(f"the model {name!r} does not exist: the server has {self._source.name}")
 
     def _ended(self, name: str, key: str, task: asyncio.Task[None]) -> None:
         del self._open[name]
@@ -243,7 +233,7 @@ class RayEngine:
         if not task.cancelled() and task.exception() is not None:
             _log.error("request %s failed", name, exc_info=task.exception())
 
-    def _fail_all(self, error: ServeError, *, waiting_only: bool = False) -> None:
+    def _fail_all(self, error: errors.ServeError, *, waiting_only: bool = False) -> None:
         for one in list(self._open.values()):
             if not (waiting_only and one.sent.started):
                 one.stream.put([Failed(error)])

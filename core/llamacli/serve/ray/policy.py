@@ -99,7 +99,6 @@ class _Replica:
     suspect_until: float = float("-inf")
 
     def load(self, now: float) -> tuple[Load, float]:
-        """Present load, and its part of the cost where steps were measured."""
         if self.present is None or now >= self.until:
             self.routed = {call: one for call, one in self.routed.items() if one.at > now - FORGET_S}
             self.until = min((one.at for one in self.routed.values()), default=float("inf")) + FORGET_S

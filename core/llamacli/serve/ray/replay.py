@@ -8,18 +8,8 @@ from typing import Any
 
 import attrs
 
+from llamacli.serve import requests
 from llamacli.serve.errors import InternalError
-from llamacli.serve.requests import (
-    Admitted,
-    ArgumentsDelta,
-    Embedding,
-    Event,
-    Finished,
-    PromptLogprobs,
-    PromptProgress,
-    TextDelta,
-    ToolCallDelta,
-)
 
 _CONTENT, _REASONING = -2, -1
 """Kinds of text; others are the numbers of calls."""
@@ -59,46 +49,46 @@ class Sent:
         """Begin a replay."""
         self._seen, self._n_tokens_seen = {}, {}
 
-    def fresh(self, events: Iterable[Event]) -> list[Event]:
+    def fresh(self, events: Iterable[requests.Event]) -> list[requests.Event]:
         """The events, or parts of events, that the client does not have.
 
         Raises InternalError if the replay differs from what was sent.
         """
         return [new for event in events for new in self._fresh(event)]
 
-    def _fresh(self, event: Event) -> Iterator[Event]:
+    def _fresh(self, event: requests.Event) -> Iterator[requests.Event]:
         match event:
-            case Admitted():
+            case requests.Admitted():
                 if not self.started:
                     yield event
-            case PromptProgress(processed=processed):
+            case requests.PromptProgress(processed=processed):
                 if processed > self._progress:
                     self._progress = processed
                     yield event
-            case TextDelta():
+            case requests.TextDelta():
                 yield from self._fresh_text(event)
-            case ArgumentsDelta():
+            case requests.ArgumentsDelta():
                 text = self._fresh_part((event.index, event.number), event.text)
                 if text:
                     yield attrs.evolve(event, text=text)
-            case ToolCallDelta(index=index, number=number):
+            case requests.ToolCallDelta(index=index, number=number):
                 yield from self._once(event, index, number)
-            case PromptLogprobs(prompt=prompt) | Embedding(prompt=prompt):
+            case requests.PromptLogprobs(prompt=prompt) | requests.Embedding(prompt=prompt):
                 yield from self._once(event, prompt, 0)
-            case Finished(index=index):
+            case requests.Finished(index=index):
                 self._expect_all(index)
                 yield from self._once(event, index, 0)
             case _:
                 yield event
         self.started = True
 
-    def _once(self, event: Event, index: int, number: int) -> Iterator[Event]:
+    def _once(self, event: requests.Event, index: int, number: int) -> Iterator[requests.Event]:
         key = type(event).__name__, index, number
         if key not in self._others:
             self._others.add(key)
             yield event
 
-    def _fresh_text(self, event: TextDelta) -> Iterator[TextDelta]:
+    def _fresh_text(self, event: requests.TextDelta) -> Iterator[requests.TextDelta]:
         text = self._fresh_part((event.index, _REASONING if event.reasoning else _CONTENT), event.text)
         n_sent, n_seen = self._n_tokens.get(event.index, 0), self._n_tokens_seen.get(event.index, 0)
         tokens = event.tokens[max(0, n_sent - n_seen) :]

@@ -42,8 +42,6 @@ _log = logging.getLogger(__name__)
 
 @attrs.define(eq=False)
 class _Open:
-    """Call that runs: its stream, and when it came."""
-
     stream: EventStream
     since: float
 
@@ -56,10 +54,7 @@ class Replica:
     """
 
     def __init__(self, setup: Setup, name: str):
-        """Load the model.
-
-        Raises MismatchError if this node has another model, and what `load_model` raises.
-        """
+        """Load the model; MismatchError for another node's, and errors of `load_model`."""
         self._setup, self._name = setup, name
         self._cores = CoreLock(int(setup.cpus)) if setup.cpus >= 1 else None
         if self._cores is not None:
@@ -160,7 +155,6 @@ class Replica:
             self._cores.close()
 
     async def _prepared(self, request: Request) -> Request:
-        """Request with its grammar compiled, if it has one."""
         if not isinstance(request, GenerationRequest) or not isinstance(request.params, SamplingParams):
             return request
         params = request.params

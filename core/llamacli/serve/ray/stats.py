@@ -58,8 +58,7 @@ class Totals:
 def _joined(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     found: collections.Counter[str] = collections.Counter()
     for one in counts:
-        for name, n in one.items():
-            found[name] += n
+        found.update(one)
     return dict(found)
 
 

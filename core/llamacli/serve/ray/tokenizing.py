@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,7 @@ class UnweightedProgram:
         """Raise InvalidRequestError."""
         raise InvalidRequestError("this model was loaded without weights: it has a tokenizer and templates only")
 
-    def load(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def recompiled(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def extended(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def forward_with_hidden(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
-
-    def shift_keys(self, *_: Any) -> Any:
-        """Raise InvalidRequestError."""
-        return self.forward()
+    load = recompiled = extended = forward_with_hidden = shift_keys = forward
 
     def rope_variant(self, seq_len: int) -> int:
         """The same for all lengths: nothing is computed."""
@@ -64,9 +46,9 @@ class UnweightedEngine:
         return UnweightedProgram(graph)
 
 
-def load_unweighted(path: Path, mode: str) -> Model:
+def load_unweighted(path: Path, mode: str, overrides: Mapping[str, Any] | None = None) -> Model:
     """Load a model without its weights; raises what `load_model` raises."""
-    return load_model(path, mode, engine=UnweightedEngine())
+    return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides)
 
 
 def context_length(model: Model, n_ctx: int | None) -> int:

@@ -59,10 +59,7 @@ class Declarations:
         self.sizes = self._known_sizes()
 
     def _is_own(self, key: str) -> bool:
-        """True for keys that the family reads itself.
-
-        `Config.from_gguf` does not read them, or not as the file has them.
-        """
+        """True for keys that `Config.from_gguf` does not read as they are."""
         value = self.description.keys[key]
         if key == "attention.value_length":
             return bool(value != self.description.keys.get("attention.key_length", value))
@@ -116,10 +113,7 @@ class Declarations:
         return "".join(f", {self._expression(size, base, axis)}" for axis, size in enumerate(shape))
 
     def _shape_in_blocks(self, name: str) -> str:
-        """Shape of a tensor in block `i`.
-
-        Sizes that differ between blocks are looked up by `i`.
-        """
+        """Shape of a tensor in block `i`; differing sizes are looked up."""
         shapes = {i: self.description.shapes[f"blk.{i}.{name}"] for i in sorted(self.description.layers(name))}
         texts = []
         for axis in range(len(next(iter(shapes.values())))):

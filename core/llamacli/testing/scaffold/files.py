@@ -94,7 +94,6 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
 
 
 def _dict(values: Mapping[str, Any]) -> str:
-    """Source of a dict, a line an item."""
     return "\n".join(["{", *(f"    {json.dumps(key)}: {_source(value)}," for key, value in values.items()), "}"])
 
 

@@ -154,7 +154,6 @@ class Forward:
         return next(shape for full, shape in self._description.shapes.items() if full.endswith(f".{name}"))
 
     def _left(self, scope: str, names: Sequence[str], elsewhere: set[str]) -> Iterator[str]:
-        """Comments on the tensors that the skeleton does not read."""
         shapes = {
             name: self._description.shapes.get(name) or self._first_shape(name.split(".", 2)[2]) for name in names
         }
@@ -170,7 +169,6 @@ class Forward:
 
 
 def _under(condition: str, lines: list[str]) -> Iterator[str]:
-    """Lines, under a condition if there is one."""
     if condition and lines:
         yield f"if {condition}:"
         yield from (f"    {line}" for line in lines)

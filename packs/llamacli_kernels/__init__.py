@@ -1,0 +1,1 @@
+"""Kernel packs: files of object code, which `llamacli.kernels.packs` reads."""
