@@ -204,7 +204,7 @@ def read(codec: ChatCodec, pieces: list[str]) -> tuple[str, str, list[tuple[str,
 
 
 def given(call: ToolCall) -> Any:
-    """Arguments of a call, text if they are no whole object."""
+    """Arguments of a call, text if they are cut."""
     return call.arguments if call.partial is None else call.partial
 
 

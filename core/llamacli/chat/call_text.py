@@ -35,7 +35,7 @@ class IncompleteCallError(ValueError):
 
 
 class CallText:
-    """Text of calls, read up to the character `at`; `final` if nothing follows."""
+    """Text of calls, read up to character `at`; `final` if all came."""
 
     def __init__(self, text: str = "", at: int = 0, *, final: bool = False):
         self.text, self.at, self.final = text, at, final
@@ -67,9 +67,9 @@ class CallText:
         return end >= 0
 
     def fits(self, text: str, at: int | None = None) -> int | None:
-        """Place after a text of a notation, -1 for none, None if only more text can tell.
+        """Place after a text of a notation.
 
-        White space before each of its words is optional.
+        -1 if it is not there, None if only more text can tell. White space before each of its words is optional.
         """
         at = self.at if at is None else at
         for n, word in enumerate(_words(text)):
@@ -119,7 +119,7 @@ def _words(text: str) -> list[str]:
 
 
 def json_text(source: CallText, depth: int = 0) -> Reading[None]:
-    """Yield a JSON value as `normal` writes it, as it comes. Raises ValueError."""
+    """Yield a JSON value in its normal form. Raises ValueError."""
     yield from source.space()
     opens = source.next
     if opens == '"':
@@ -202,9 +202,9 @@ def json_value(source: CallText) -> Awaiting[Any]:
 
 
 def normal(value: Any) -> str:
-    """JSON text of a value that UTF-8 can express: lone surrogates become U+FFFD.
+    """JSON text of a value, in normal form.
 
-    Raises ValueError for infinite numbers and NaN.
+    Lone surrogates become U+FFFD. Raises ValueError for infinite numbers and NaN.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a number of JSON")

@@ -257,7 +257,7 @@ class Pairs:
     def _value(
         self, source: CallText, name: str, schema: Any, root: Mapping[str, Any], follows: Sequence[str]
     ) -> CallReading:
-        """Parse a value: a string as it comes, another one as a whole."""
+        """Parse a value, a string as it comes."""
         closes = self.string[1] if self.string[1].strip() else self.other[1]
         is_text, begin, sent = _kinds(schema, root) == ["string"], source.at, source.at
         if is_text:
@@ -399,7 +399,7 @@ class NamedCall:
         yield from source.take(self.ends)
 
     def _name(self, source: CallText, schemas: Schemas) -> Awaiting[str]:
-        """Skip the name of a tool and the text after it, the longest that fits."""
+        """Skip the longest name of a tool and the text after it."""
         while True:
             rest = source.text[source.at : source.at + _LONGEST_KEY]
             bare = _ANY_NAME.match(rest)
@@ -462,7 +462,7 @@ def _comes(source: CallText, texts: Sequence[str]) -> Awaiting[bool]:
 
 
 def _followed(source: CallText, follows: Sequence[str]) -> Awaiting[None]:
-    """Wait for one of the texts that follow. Raises ValueError for another one."""
+    """Wait for one of some texts. Raises ValueError for another."""
     while True:
         ends = [source.fits(text) for text in follows if text.strip()]
         if any(end is not None and end >= 0 for end in ends):
@@ -603,7 +603,7 @@ def _written_value(value: Any) -> str:
 
 
 def _part(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
-    """Schema of a key of an object, or of the items of a list; None if it tells none."""
+    """Schema of a key or of items, None if there is none."""
     schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return None
@@ -643,7 +643,7 @@ def _pieces(text: Generator[str | None, None, None], name: str) -> CallReading:
 
 
 def arguments_in(source: CallText, name: str) -> CallReading:
-    """Parse the arguments of a call: an object, or its text in a string."""
+    """Parse arguments: an object, or its text in a string."""
     yield from source.space()
     if source.next == "{":
         yield from _pieces(json_text(source), name)
@@ -684,7 +684,7 @@ JSON_CALLS = Notation(JsonCall())
 
 
 def whole_calls(parse: CallParser, source: CallText, schemas: Schemas, closes: str) -> CallReading:
-    """Parse calls when all their text is there, with a parser of it."""
+    """Parse calls with a parser of their whole text."""
     n_tried = source.at
     while True:
         end = source.text.find(closes, n_tried) if closes else -1

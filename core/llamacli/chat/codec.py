@@ -162,9 +162,10 @@ class ChatCodec:
         return self.syntax.reasoning_markers(rendering.prompt)
 
     def spelled(self, token: int) -> str:
-        """Text that a special token is read as: its own if it is a marker in replies.
+        """Text that a special token is read as.
 
-        A space for other ones, as they may stand between two words, and nothing for those that end the text.
+        Its own if it is a marker in replies. A space for other ones, as they may stand between two words, and nothing
+        for those that end the text.
         """
         if token not in self.template.structure:
             return ""
@@ -174,7 +175,7 @@ class ChatCodec:
         return "" if token in self.tokenizer.eog_ids else " "
 
     def _is_dropped(self, part: int | str) -> bool:
-        """True for a part of a marker that closes a reply's text, not the reply."""
+        """True for a part of a marker that is dropped."""
         text = self.tokenizer.token_text(part) if isinstance(part, int) else part.strip()
         return any(text in marker for marker in getattr(self.syntax, "dropped", ()))
 

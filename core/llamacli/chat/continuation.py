@@ -1,4 +1,4 @@
-"""Prompts that end within a reply: the text or the reasoning of the last message is continued."""
+"""Prompts that end within the text or the reasoning of a reply."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CUT = "\ue000"
 
 
 def continued(codec: ChatCodec, messages: Sequence[Mapping[str, Any]], **options: Any) -> Rendering:
-    """Render messages whose last one is the beginning of the reply; `options` are those of `ChatCodec.render`.
+    """Render messages whose last one is the beginning of the reply.
 
-    Its content is continued, or its reasoning if it has no content. The template writes the message, with what it puts
-    before the text; where it leaves the text out, that follows the generation prompt. Raises ChatTemplateError for
-    reasoning that the template's replies do not have.
+    `options` are those of `ChatCodec.render`. Its content is continued, or its reasoning if it has no content. The
+    template writes the message, with what it puts before the text; where it leaves the text out, that follows the
+    generation prompt. Raises ChatTemplateError for reasoning that the template's replies do not have.
     """
     *before, final = messages
     key = "content" if final.get("content") or not final.get("reasoning_content") else "reasoning_content"
@@ -54,7 +54,7 @@ def _cut(rendering: Rendering, text: str) -> Rendering | None:
 
 
 def _extended(codec: ChatCodec, rendering: Rendering, text: str, *, special: bool = False) -> Rendering:
-    """Rendering with a text behind it, in which only markers are `special` tokens."""
+    """Rendering with a text behind it, its markers tokens if `special`."""
     parts = list(rendering.parts)
     for part in codec.tokenizer.split(text, codec.template.structure if special else ()):
         if isinstance(part, str) and parts and isinstance(parts[-1], str):

@@ -76,7 +76,7 @@ def derive(template: ChatTemplate) -> Spans:
 
 
 def takes_tools(template: ChatTemplate) -> bool:
-    """True if the template renders tools or calls, tested once for each vocabulary; a warning if not."""
+    """True if the template renders tools or calls; warns once if not."""
     return _once("tools", template, _takes_tools)
 
 

@@ -200,7 +200,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return _marked(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Allow what the sandbox allows, and to append to lists, which are copies."""
+        """Allow what the sandbox allows, and `append` of lists."""
         return (attr == "append" and isinstance(obj, list)) or super().is_safe_attribute(obj, attr, value)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

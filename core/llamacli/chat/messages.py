@@ -33,7 +33,7 @@ class ToolCall:
 
 @attrs.frozen
 class CallDelta:
-    """Text of the arguments of a tool call, in JSON, as the model writes it.
+    """Piece of the arguments of a tool call, in JSON.
 
     The deltas of a call join to the beginning of the `text` of the `ToolCall` that follows them.
     """

@@ -111,7 +111,7 @@ def tool_call(identifier: str, call: ToolCall) -> Json:
 
 
 def call_deltas(identifier: str, index: int, name: str, text: str, *, begins: bool) -> Iterator[Json]:
-    """Deltas of a message for text of a call's arguments, with the call's head if it `begins`."""
+    """Deltas of a message for text of a call's arguments."""
     if begins:
         begun = {"index": index, **tool_call(identifier, ToolCall(name, partial=""))}
         yield {"tool_calls": [begun]}

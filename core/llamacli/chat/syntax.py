@@ -104,13 +104,14 @@ class Span:
 
 @attrs.frozen
 class Calls(Span):
-    """Span of tool calls, parsed by `parse`, or as they come by `notation`.
+    """Span of tool calls, parsed by `parse` or `notation`.
 
-    `parse` raises ValueError for invalid text, IncompleteCallError if the closing marker may be part of a string. With
-    `bare`, a reply may also be a call without markers: one that begins with a brace is tried. `inner` are marker texts
-    within calls, which may be special tokens too. `grammar` writes what a call must look like; `json_calls` needs none,
-    and other notations without one are read, but cannot be forced. `notation` has the texts around calls that `grammar`
-    does not write too. Without `opens`, a call may begin with `short`, which is part of it.
+    A notation parses them as they come. `parse` raises ValueError for invalid text, IncompleteCallError if the closing
+    marker may be part of a string. With `bare`, a reply may also be a call without markers: one that begins with a
+    brace is tried. `inner` are marker texts within calls, which may be special tokens too. `grammar` writes what a call
+    must look like; `json_calls` needs none, and other notations without one are read, but cannot be forced. `notation`
+    has the texts around calls that `grammar` does not write too. Without `opens`, a call may begin with `short`, which
+    is part of it.
     """
 
     parse: CallParser | None
@@ -333,7 +334,7 @@ class _CallReader:
             yield CallDelta(self._name, text)
 
     def _read_broken(self) -> Iterator[Event]:
-        """Take text that is no JSON, up to the closing marker, as the rest of the arguments."""
+        """Take invalid text up to the closing marker as arguments."""
         source, closes = self.source, self.closes
         at = source.text.find(closes, source.at) if closes else -1
         if at >= 0 or source.final:
@@ -457,7 +458,7 @@ class _ChannelReader(Reader):
                 yield Piece("\n\n")
 
     def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
-        """Yield a message's text, or the call that it is, as it comes."""
+        """Yield a message's text or call as it comes."""
         if self._call is None:
             yield from _pieces(text, reasoning=self._kind == "reasoning")
             return
@@ -516,7 +517,7 @@ def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
 
 
 def _may_begin(text: str, at: int, markers: Iterable[str]) -> bool:
-    """True if the text may end within a marker that begins at the place or before it."""
+    """True if a marker may begin at the place or before it."""
     lengths = range(max(1, len(text) - at), len(text) + 1)
     return any(n < len(marker) and text.endswith(marker[:n]) for marker in markers for n in lengths)
 

@@ -63,7 +63,7 @@ class Rendering:
 
     @property
     def prompt(self) -> str:
-        """Text before the reply, up to the marker that opens reasoning which it continues."""
+        """Text before the reply, without `begun`."""
         return self.text.removesuffix(self.begun)
 
 

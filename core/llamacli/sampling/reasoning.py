@@ -144,11 +144,15 @@ class ReasoningBudget(Sampler):
         self._tokenizer, self._opens, self._closes, self._budget = tokenizer, opens.encode(), closes.encode(), budget
         self._forced = tokenizer.encode_run(message, continues=True) if message else []
         self._forced += tokenizer.encode(closes, add_special=False, parse_special=True)
-        self.reset()
+        self._n_left, self._n_forced, self._recent = budget, 0, b""
+        self._is_inside = not opens
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> ReasoningBudget | None:
-        """Make the sampler, None without a budget or markers. Raises InvalidRequestError without a tokenizer."""
+        """Make the sampler, None without a budget or markers.
+
+        Raises InvalidRequestError without a tokenizer.
+        """
         if params.reasoning_budget < 0 or not params.reasoning_markers:
             return None
         if tokenizer is None:

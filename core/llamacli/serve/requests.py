@@ -152,9 +152,10 @@ class TextDelta:
 
 @attrs.frozen
 class ArgumentsDelta:
-    """Text of the arguments of tool call `number` that follows the text sent before, in JSON.
+    """Text of the arguments of tool call `number`, in JSON.
 
-    The first of a call may be empty. They join to the arguments of the `ToolCallDelta` that follows.
+    It follows the text sent before. The first of a call may be empty. They join to the arguments of the `ToolCallDelta`
+    that follows.
     """
 
     index: int

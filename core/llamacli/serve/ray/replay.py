@@ -98,7 +98,7 @@ class Sent:
             yield attrs.evolve(event, text=text, tokens=tokens)
 
     def _fresh_part(self, kind: tuple[int, int], text: str) -> str:
-        """Rest of a text of one kind that the client does not have."""
+        """Rest of a text that the client does not have."""
         sent, seen = self._sent.setdefault(kind, _Text()), self._seen.setdefault(kind, _Text())
         n_left = max(0, sent.n_chars - seen.n_chars)
         skipped, text = text[:n_left], text[n_left:]
