@@ -265,7 +265,7 @@ class Pairs:
         while True:
             end, after = _value_end(source, max(source.at, begin), closes, follows)
             source.at = end
-            if closes[: len(closes) - len(closes.lstrip())].count("\n") and source.text[begin:end].endswith("\n"):
+            if closes[: len(closes) - len(closes.lstrip())].count("\n") and source.text.endswith("\n", begin, end):
                 end -= 1
             if is_text and end > sent:
                 yield name, normal(source.text[sent:end])[1:-1]
@@ -484,7 +484,7 @@ def _value_end(source: CallText, at: int, closes: str, follows: Sequence[str]) -
             end = len(source.text)
             partial = (n for text in begins for n in range(1, len(text)) if source.text.endswith(text[:n], at))
             end -= max(partial, default=0)
-            return end - (source.text[at:end].endswith("\n")), -1
+            return end - source.text.endswith("\n", at, end), -1
         end_of_it = source.fits(closes, place)
         if end_of_it is None:
             return place, -1
