@@ -88,13 +88,14 @@ def _takes_tools(template: ChatTemplate) -> bool:
 
 
 def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) -> T:
-    kept = _found.setdefault(template.tokenizer, {})
-    key = what, template.source
-    if key not in kept:
+    kept, key = _found.setdefault(template.tokenizer, {}), (what, template.source)
+    found = kept.get(key)
+    if found is None:
+        found = find(template)
         if len(kept) >= _MAX_KEPT:
             kept.clear()
-        kept[key] = find(template)
-    result: T = kept[key]
+        kept[key] = found
+    result: T = found
     return result
 
 

@@ -284,13 +284,15 @@ class Scheduler:
         for sequence in self.running:
             if sequence.request.cancelled:
                 self._lifecycle.cancel(sequence.request, self._phase(sequence))
-        if settings.request_timeout is not None:
-            late = [sequence for sequence in self.running if self._is_late(sequence, now)]
-            for sequence in late:
-                self._time_out(sequence)
+        for sequence in [sequence for sequence in self.running if self._is_late(sequence, now)]:
+            self._time_out(sequence)
 
     def _is_late(self, sequence: SequenceState, now: float) -> bool:
-        limit = self.settings.request_timeout
+        limit, generation = self.settings.request_timeout, sequence.request.generation
+        if generation is not None and generation.max_seconds is not None and sequence.text is not None:
+            seconds = now - (sequence.request.prompted_at or now)
+            if sequence.text.has_newline and seconds > generation.max_seconds:
+                return True
         return limit is not None and now - (sequence.request.admitted_at or now) > limit
 
     def _time_out(self, sequence: SequenceState) -> None:
