@@ -48,7 +48,7 @@ class Reader(abc.ABC):
     def begin(self, text: str) -> None:
         """Parse the beginning of the reply that the prompt has."""
         self.feed(text)
-        self._n_fed = len(self._held)
+        self._n_fed -= len(text)
 
     def flush(self) -> list[Event]:
         """Events of the text held back, at the end of the reply."""
@@ -406,7 +406,7 @@ class _ChannelReader(Reader):
     def __init__(self, syntax: Channels, prompt: str, schemas: Schemas):
         super().__init__(prompt)
         self._syntax, self._schemas = syntax, schemas
-        self._kind, self._body = "header", ""
+        self._kind = "header"
         self._call: _CallReader | None = None
         self._n_messages = self._n_reasoning = self._n_contents = 0
         self._n_prompt = len(prompt)
@@ -418,14 +418,19 @@ class _ChannelReader(Reader):
         while True:
             stops = [self._syntax.begins] if self._kind == "header" else [*self._syntax.ends, self._syntax.starts]
             at, marker = _first(self._held, stops)
+            if self._call is not None:
+                n = at if marker else len(self._held) - (0 if final else _partial_marker(self._held, stops))
+                if not (yield from self._read_call(self._call, n, whole=final or bool(marker))):
+                    return
+                continue
             if not marker:
                 break
             text = self._held[:at]
             if self._kind == "header":
                 yield from self._read_header(text)
             else:
-                yield from self._read_body(text, whole=True)
-                self._kind, self._call = "header", None
+                yield from _pieces(text, reasoning=self._kind == "reasoning")
+                self._kind = "header"
             self._held = self._held[at + len(marker) :]
         keep = 0 if final else _partial_marker(self._held, stops)
         text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -434,7 +439,7 @@ class _ChannelReader(Reader):
                 self._held = self._held[self._n_prompt :]
                 yield from _pieces(self._held, reasoning=False)
         else:
-            yield from self._read_body(text, whole=final)
+            yield from _pieces(text, reasoning=self._kind == "reasoning")
             self._held = rest
 
     def _read_header(self, header: str) -> Iterator[Event]:
@@ -443,7 +448,7 @@ class _ChannelReader(Reader):
         channel = re.search(r".*" + re.escape(self._syntax.channel) + r"\s*(\w+)", header, re.DOTALL)
         recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
         if recipient:
-            self._kind, self._body = "content", ""
+            self._kind = "content"
             source = CallText()
             self._call = _CallReader(source, _named_arguments(source, recipient[1], self._schemas))
         elif channel and channel[1] not in (self._syntax.final, self._syntax.preamble):
@@ -457,17 +462,17 @@ class _ChannelReader(Reader):
             if self._n_contents > 1:
                 yield Piece("\n\n")
 
-    def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
-        """Yield a message's text or call as it comes."""
-        if self._call is None:
-            yield from _pieces(text, reasoning=self._kind == "reasoning")
-            return
-        self._body += text
-        yield from self._call.read(self._body, final=whole)
-        if self._call.is_over and (whole or not self._call.has_begun):
-            rest = self._body[self._call.source.at if self._call.has_begun else 0 :]
-            self._call = None
-            yield from _pieces(rest if rest.strip() else "", reasoning=False)
+    def _read_call(self, call: _CallReader, n: int, *, whole: bool) -> Generator[Event, None, bool]:
+        """Parse the call in the first n characters held back.
+
+        Returns whether it is over; text behind it is the user's, all of it if there is no call.
+        """
+        yield from call.read(self._held[:n], final=whole)
+        if not call.is_over or (call.has_begun and not whole):
+            return False
+        used = call.source.at if call.has_begun else 0
+        self._call, self._held = None, self._held[used if self._held[used:n].strip() else n :]
+        return True
 
 
 def _named_arguments(source: CallText, name: str, schemas: Schemas) -> CallReading:
