@@ -71,7 +71,7 @@ def _kth_largest(logits: Any, n: int, heap: Any, k: int) -> Any:
 
 @register_jitable
 def _keep_from(logits: Any, ids: Any, n: int, threshold: Any, kept_logits: Any, kept_ids: Any) -> int:
-    """Copy those of n logits and ids that reach a threshold; returns their number.
+    """Copy logits and ids that reach a threshold; returns their number.
 
     They go to the front of other arrays, or of the same ones. The arrays are as long as the logits: a place is written
     before it is known whether the next one is. The threshold is clipped to finite float32.
