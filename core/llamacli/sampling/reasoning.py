@@ -140,7 +140,7 @@ class ReasoningBudget(Sampler):
     llama.cpp's `--reasoning-budget`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, opens: str, closes: str, budget: int, message: str = ""):
+    def __init__(self, tokenizer: Tokenizer, opens: str, closes: str, budget: int, message: str):
         self._tokenizer, self._opens, self._closes, self._budget = tokenizer, opens.encode(), closes.encode(), budget
         self._forced = tokenizer.encode_run(message, continues=True) if message else []
         self._forced += tokenizer.encode(closes, add_special=False, parse_special=True)
