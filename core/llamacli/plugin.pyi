@@ -120,7 +120,7 @@ from llamacli.sampling import Sampler as Sampler
 from llamacli.sampling import SamplerType as SamplerType
 
 # Chat formats
-from llamacli.chat.calls import IncompleteCallError as IncompleteCallError
+from llamacli.chat.call_text import IncompleteCallError as IncompleteCallError
 from llamacli.chat.calls import JsonCall as JsonCall
 from llamacli.chat.calls import NamedCall as NamedCall
 from llamacli.chat.calls import Notation as Notation

@@ -1,12 +1,14 @@
 """Prompts and replies without a session."""
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
-from llamacli import ChatTemplateError, InvalidRequestError
+from llamacli import InvalidRequestError
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.messages import Message, Piece, ToolCall
 from llamacli.gguf import Metadata
 from llamacli.testing.chats import CHATML, TOOLS
@@ -70,8 +72,38 @@ def test_template_for_tools_is_taken_with_tools() -> None:
     assert make(named={"tool_use": TOOL_USE}, tools=True).template.source == TOOL_USE
     assert make(named={"tool_use": TOOL_USE}).template.source == CHATML
     assert make(tools=True).template.source == CHATML
-    with pytest.raises(ChatTemplateError, match="does not support tools"):
-        make().render([USER], tools=TOOLS)
+
+
+def test_templates_without_tools_describe_them(caplog: pytest.LogCaptureFixture) -> None:
+    codec = make()
+    call = {"id": "a", "type": "function", "function": {"name": "roll", "arguments": {"n": 2}}}
+    talk = [USER, {"role": "assistant", "content": "Hm.", "tool_calls": [call]}]
+    talk += [{"role": "tool", "content": "2", "name": "roll"}, {"role": "tool", "content": "3"}]
+    talk += [{"role": "user", "content": "?"}]
+    text = codec.render(talk, tools=TOOLS).text
+    codec.render(talk, tools=TOOLS)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    system, user, assistant, result, end = text.split("<|im_start|>")[1:]
+    assert json.dumps(TOOLS[0]["function"], ensure_ascii=False) in system
+    assert user == "user\nHi <|im_end|><|im_end|>\n"
+    written = '<tool_call>\n{"name": "roll", "arguments": {"n": 2}}\n</tool_call>'
+    assert assistant == f"assistant\nHm.\n\n{written}<|im_end|>\n"
+    assert result == "user\nResult of roll: 2\nResult: 3\n\n?<|im_end|>\n"
+    assert end == "assistant\n"
+    brief = codec.render([{"role": "system", "content": "Be brief."}, USER], tools=TOOLS).text
+    assert brief.startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
+    reader = codec.reader(codec.render([USER], tools=TOOLS), tools=True)
+    for character in f"So: {written}":
+        reader.feed(0, character)
+    reader.flush()
+    assert reader.message() == Message("assistant", "So:", "", (ToolCall("roll", {"n": 2}, "call00001"),))
+    assert codec.render([USER]).text == "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_calls_are_forced_where_the_template_has_no_tools() -> None:
+    codec = make()
+    prompt = codec.render([USER], tools=TOOLS).text
+    assert "%json" in (reply_constraint(codec, prompt, None, None, ToolUse(TOOLS, required=True)).grammar or "")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -84,6 +116,14 @@ def test_reply_is_divided_into_reasoning_calls_and_text(size: int) -> None:
     assert text == {False: "Wait.", True: "I roll."}
     assert message == Message("assistant", "Wait.", "I roll.", (ToolCall("roll", {"n": 2}, "call00005"),))
     assert [event for event in events if isinstance(event, ToolCall)] == list(message.tool_calls)
+
+
+def test_other_control_tokens_divide_words() -> None:
+    codec = make("{% for m in messages %}{{ m.content }}{% endfor %}")
+    reader = codec.reader(codec.render([USER]))
+    pieces = [("a", 97), ("", codec.tokenizer.token_id("<tool_call>")), ("b", 98)]
+    events = [event for piece, token in pieces for event in reader.feed(token, piece)]
+    assert "".join(event.text for event in events) == "a b"
 
 
 def test_calls_are_text_without_tools() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model, PromptLookup
+from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model, PromptLookup, SamplingParams
 from llamacli.errors import TokenizerError
 from llamacli.testing.chats import CHATML
 
@@ -95,8 +95,35 @@ class TestChat:
         script(model, CALL)
         chunks = list(model.create_chat_completion(MESSAGES, tools=TOOLS, stream=True))
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        (streamed,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-        assert streamed == {"index": 0, **call, "id": streamed["id"]}
+        begun, *rest = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert begun == {"index": 0, **call, "id": begun["id"], "function": {"name": "roll", "arguments": ""}}
+        assert "".join(each["function"]["arguments"] for each in rest) == call["function"]["arguments"]
+        assert len(rest) > 3
+
+    @pytest.mark.parametrize("budget", [None, 0, 3])
+    def test_reasoning_budget(self, talker, budget: int | None) -> None:
+        model = talker(CHATML.replace("assistant\n", "assistant\n<think>"))
+        options = {"temperature": 0.0, "max_tokens": 12, "reasoning_budget_message": "ok"}
+        reply = model.create_chat_completion(MESSAGES, reasoning_budget=budget, **options)
+        message = reply["choices"][0]["message"]
+        if budget is None:
+            assert "ok" not in message["reasoning_content"]
+            return
+        assert message["reasoning_content"].endswith("ok")
+        assert (message["reasoning_content"] == "ok") == (budget == 0)
+        with model.create_chat("Be brief.", max_tokens=12) as chat:
+            chat.add_user(MESSAGES[-1]["content"])
+            pieces = list(chat.respond(SamplingParams(reasoning_budget=budget, reasoning_budget_message="ok")))
+        assert "".join(piece.text for piece in pieces if piece.reasoning) == message["reasoning_content"]
+
+    def test_call_that_is_cut(self, talker, script) -> None:
+        model = talker(WITH_TOOLS)
+        script(model, CALL)
+        n = len(model.tokenizer.encode(CALL[:-16], add_special=False))
+        choice = model.create_chat_completion(MESSAGES, tools=TOOLS, max_tokens=n)["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        assert call["function"] == {"name": "roll", "arguments": '{"n": '}
 
     def test_result_of_a_call_can_be_sent_back(self, talker, script) -> None:
         model = talker(WITH_TOOLS)

@@ -226,11 +226,16 @@ def test_a_template_that_renders_nothing(talker) -> None:
                 ask()
 
 
-def test_tools_for_a_template_without_them(talker) -> None:
-    with talker().create_chat(tools=TOOLS) as chat:
+def test_tools_for_a_template_without_them(talker, script) -> None:
+    model = talker(context_length=4096)
+    script(model, '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>', "Two.")
+    with model.create_chat(tools=TOOLS) as chat:
         chat.add_user("a")
-        with pytest.raises(ChatTemplateError, match="does not support tools"):
-            chat.respond()
+        assert list(chat.respond()) == []
+        (call,) = chat.history[-1].tool_calls
+        chat.add_tool_result(call, 2)
+        assert "".join(piece.text for piece in chat.respond()) == "Two."
+        assert "user\nResult of get_weather: 2" in evaluated(chat)
     with pytest.raises(InvalidRequestError, match="a tool is"):
         talker().create_chat(tools=["roll"])
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.calls import json_calls, tagged_calls
-from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.messages import CallDelta, Piece, ToolCall
 from llamacli.chat.syntax import (
     HARMONY,
     HERMES,
@@ -33,6 +33,14 @@ def read(syntax: Syntax, pieces: Sequence[str], prompt: str = "", tools: bool = 
     reader = syntax.reader(prompt, tools=tools)
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.flush()
     assert all(event.text for event in events if isinstance(event, Piece))
+    written = ""
+    for event in events:
+        if isinstance(event, CallDelta):
+            written += event.text
+        elif isinstance(event, ToolCall):
+            assert written == event.text
+            written = ""
+    assert not written
     return (
         "".join(event.text for event in events if isinstance(event, Piece) and not event.reasoning),
         "".join(event.text for event in events if isinstance(event, Piece) and event.reasoning),
@@ -64,7 +72,33 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
     ),
     "call that is none": (HERMES, "", "<tool_call>no</tool_call> x", ("<tool_call>no</tool_call> x", "", [])),
     "call without its end": (HERMES, "", f"a <tool_call>{CALL}", ("a", "", [WEATHER])),
-    "broken call without its end": (HERMES, "", '<tool_call>{"name', ('<tool_call>{"name', "", [])),
+    "call cut before its name": (HERMES, "", '<tool_call>{"name', ("", "", [])),
+    "call cut after its name": (HERMES, "", '<tool_call>{"name": "f", "a', ("", "", [ToolCall("f", partial="")])),
+    "call cut in a string": (
+        HERMES,
+        "",
+        'a<tool_call>{"name": "f", "arguments": {"x": "a\\u00',
+        ("a", "", [ToolCall("f", partial='{"x": "a')]),
+    ),
+    "call cut in a number": (
+        HERMES,
+        "",
+        '<tool_call>{"name": "f", "arguments": {"x": [1,2',
+        ("", "", [ToolCall("f", partial='{"x": [1, 2')]),
+    ),
+    "call with more behind it": (
+        HERMES,
+        "",
+        f"<tool_call>{CALL}}} and</tool_call> more",
+        ("} andmore", "", [WEATHER]),
+    ),
+    "call whose arguments come first": (
+        HERMES,
+        "",
+        '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}</tool_call>',
+        ("", "", [WEATHER]),
+    ),
+    "second call cut": (LISTED, "", f'[CALLS][{CALL}, {{"name": ', ("", "", [WEATHER])),
     "list": (LISTED, "", f"[CALLS][{CALL}, {CALL}]", ("", "", [WEATHER, WEATHER])),
     "bare": (BARE, "", ' {"name": "weather", "parameters": {"city": "Oslo"}}', ("", "", [WEATHER])),
     "bare, two": (BARE, "", f"{CALL}; {CALL}", ("", "", [WEATHER, WEATHER])),
@@ -95,6 +129,12 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         "<|channel|>analysis<|message|>x<|end|><|start|>assistant"
         '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
         ("", "x", [WEATHER]),
+    ),
+    "message to a tool, cut": (
+        HARMONY,
+        "<|start|>assistant",
+        '<|channel|>commentary to=functions.weather<|message|>{"city": "Os',
+        ("", "", [ToolCall("weather", partial='{"city": "Os')]),
     ),
     "arguments that are none": (
         HARMONY,
@@ -170,6 +210,16 @@ def test_text_is_streamed_as_soon_as_it_is_certain() -> None:
     assert reader.feed("<think>why") == [Piece("why", reasoning=True)]
 
 
+def test_arguments_are_streamed_as_they_are_written() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x":[1,2.50], "y": "a\\u00e9\\n'
+    reader = HERMES.reader("", tools=True)
+    events = [event for character in text for event in reader.feed(character)]
+    assert {type(event) for event in events} == {CallDelta}
+    assert events[0] == CallDelta("f", "")
+    assert "".join(event.text for event in events) == '{"x": [1, 2.5], "y": "aé\\n'
+    assert reader.feed('"}}</tool_call>')[0] == CallDelta("f", '"}')
+
+
 @given(st.text("ab[]<>", max_size=20), st.sampled_from(["", "[a]", "aa", "<"]), st.lists(st.integers(0, 20)))
 def test_stop_text_does_not_depend_on_pieces(text: str, end: str, cuts: list[int]) -> None:
     ending = StopText(end)
@@ -196,13 +246,13 @@ def test_invalid_calls_stay_text(text: str) -> None:
         json_calls(text)
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_calls_that_json_cannot_express_stay_text(number: str) -> None:
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1.", "01", "tru", "'a'"])
+def test_calls_that_json_cannot_express_are_partial(number: str) -> None:
     arguments = f'{{"a": {number}}}'
     call = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    assert read(HERMES, [call]) == (call, "", [])
-    message = f"<|channel|>commentary to=functions.f<|message|>{arguments}"
-    assert read(HARMONY, [message], "<|start|>assistant") == (arguments, "", [])
+    assert read(HERMES, [call]) == ("", "", [ToolCall("f", partial=arguments + "}")])
+    message = f"<|channel|>commentary to=functions.f<|message|>{arguments}<|end|>"
+    assert read(HARMONY, [message], "<|start|>assistant") == ("", "", [ToolCall("f", partial=arguments)])
 
 
 def test_lone_surrogates_of_calls_are_replaced() -> None:

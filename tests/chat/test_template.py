@@ -171,7 +171,7 @@ def test_a_broken_template_names_line_and_reason(source: str, message: str) -> N
         ("a\n{{ x.y.z }}", "cannot be rendered, line 2: 'x' is undefined"),
         ("a\n\n{{ raise_exception('never say ' ~ messages[0].content) }}", "line 3: never say Hi"),
         ("{{ 1 / 0 }}", "line 1: ZeroDivisionError: division by zero"),
-        ("{{ messages.append(1) }}", "line 1: .*unsafe"),
+        ("{{ messages.pop() }}", "line 1: .*unsafe"),
         ("{{ ''.__class__.__mro__ }}", "line 1: .*unsafe"),
         ("{{ messages[0].content._mask.hide }}", "line 1: .*unsafe"),
         ("{% macro f() %}{{ f() }}{% endmacro %}\n{{ f() }}", "RecursionError"),

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.continuation import continued
 from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError
 from llamacli.gguf import Metadata
 from llamacli.plugins import Plugins
@@ -198,18 +200,30 @@ def syntax_of(codec: ChatCodec) -> Any:
     return getattr(codec, "syntax", codec.format.syntax)
 
 
-def parsed(codec: ChatCodec, prompt: str, text: str, tools: list[Any], size: int) -> tuple[str, str, list[ToolCall]]:
+def parsed(
+    codec: ChatCodec, rendering: Rendering, text: str, tools: list[Any], size: int
+) -> tuple[str, str, list[ToolCall]]:
     """Content, reasoning and calls of a reply in pieces."""
-    if True:
-        reader = syntax_of(codec).reader(prompt, tools=tools)
-        events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]
-        events += reader.flush()
+    ends = [codec.tokenizer.token_text(token) for token in codec.ends().tokens]
+    text = text[: min((at for at in map(text.find, ends) if at >= 0), default=None)]
+    reader = syntax_of(codec).reader(rendering.prompt, tools=tools)
+    reader.begin(rendering.begun)
+    events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]
+    events += reader.flush()
     pieces = [event for event in events if isinstance(event, Piece)]
     return (
         "".join(piece.text for piece in pieces if not piece.reasoning),
         "".join(piece.text for piece in pieces if piece.reasoning),
         [event for event in events if isinstance(event, ToolCall)],
     )
+
+
+def arguments(text: str) -> Any:
+    """Arguments of an expected call, text if they are cut."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text.strip()
 
 
 def check(case: Case, codec: ChatCodec) -> str:
@@ -220,16 +234,23 @@ def check(case: Case, codec: ChatCodec) -> str:
     ]
     given: dict[str, Any] = {"enable_thinking": case.options.get("enable_thinking", True)}
     asked = [{"role": "user", "content": "Hey there!"}]
+    begun = SimpleNamespace(content="", reasoning="")
     try:
-        prompt = codec.render(asked, tools=tools or None, variables=given).text
+        if case.kind == "continued":
+            begun = case.options["messages"][-1]
+            asked.append({"role": "assistant", "content": begun.content, "reasoning_content": begun.reasoning})
+            rendering = continued(codec, asked, tools=tools or None, variables=given)
+        else:
+            rendering = codec.render(asked, tools=tools or None, variables=given)
     except ChatTemplateError as error:
         return f"{type(error).__name__}: {error}"
-    results = [parsed(codec, prompt, case.text, tools, size) for size in (1, len(case.text) or 1)]
+    results = [parsed(codec, rendering, case.text, tools, size) for size in (1, len(case.text) or 1)]
     if results[0] != results[1]:
         return f"read by character {results[0]}, whole {results[1]}"
     content, reasoning, calls = results[0]
-    made = [(call.name, call.arguments) for call in calls]
-    wanted = [(call[0], json.loads(call[1] or "{}")) for call in case.calls]
+    content, reasoning = begun.content + content, (begun.reasoning if case.reasoning else "") + reasoning
+    made = [(call.name, call.arguments if call.partial is None else call.partial.strip() or {}) for call in calls]
+    wanted = [(call[0], arguments(call[1])) for call in case.calls]
     if "NONE" in str(case.options.get("reasoning_format", "NONE")) and not case.reasoning:
         # the peer leaves reasoning in the content, with its markers
         markers = [text for text in syntax_of(codec).markers if text]
@@ -248,12 +269,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="sources of llama.cpp")
     parser.add_argument("-v", action="store_true", help="print the replies that are read differently")
+    parser.add_argument("--kind", default="whole", help="kind of cases: whole, partial, continued or schema")
     parser.add_argument("-k", default="", help="only templates with this in their names")
     options = parser.parse_args()
     counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     codecs: dict[str, ChatCodec] = {}
     for case in cases((options.folder / "tests/test-chat.cpp").read_text()):
-        if options.k not in case.template or case.kind != "whole":
+        if options.k not in case.template or case.kind != options.kind:
             continue
         codec = codecs.get(case.template) or codec_of(options.folder / case.template)
         codecs[case.template] = codec

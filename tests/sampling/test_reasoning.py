@@ -1,11 +1,11 @@
-"""Grammars after reasoning."""
+"""Grammars after reasoning, and budgets of reasoning."""
 
 import numpy as np
 import pytest
 
 from candidates import start
 from llamacli import InvalidRequestError, SamplingParams
-from llamacli.sampling import Grammar, GrammarAfter, build_chain
+from llamacli.sampling import Grammar, GrammarAfter, Sampler, build_chain
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 
@@ -36,7 +36,7 @@ def is_free(grammar: GrammarAfter) -> bool:
     return ids_that_fit(grammar) == [token for token in range(TOKENIZER.n_vocab) if token != END]
 
 
-def accept(grammar: GrammarAfter, text: str) -> None:
+def accept(grammar: Sampler, text: str) -> None:
     for token in TOKENIZER.encode(text, add_special=False, parse_special=True):
         grammar.accept(token)
 
@@ -103,3 +103,68 @@ def test_parameters_build_it() -> None:
     ):
         with pytest.raises(InvalidRequestError, match=message):
             build_chain(SamplingParams(**wrong), TOKENIZER)
+
+
+# --- budgets
+
+
+def budget(n: int, *markers: str, message: str = "") -> Sampler:
+    params = SamplingParams(reasoning_budget=n, reasoning_budget_message=message, reasoning_markers=markers)
+    return build_chain(params, TOKENIZER).samplers[0]
+
+
+def forced(sampler: Sampler) -> str | None:
+    """Token that alone is allowed, None if all are."""
+    candidates = start(np.zeros(TOKENIZER.n_vocab))
+    sampler.apply(candidates)
+    ids = candidates.ids.tolist()
+    assert len(ids) in (1, TOKENIZER.n_vocab)
+    return TOKENIZER.token_text(ids[0]) if len(ids) == 1 else None
+
+
+@pytest.mark.parametrize("opens", ["", "<think>", "<m><c>"])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_the_end_of_reasoning_is_forced(n: int, opens: str) -> None:
+    sampler = budget(n, opens, "</think>", message="No.")
+    for _ in range(2):
+        if opens:
+            assert forced(sampler) is None
+            accept(sampler, f"hm{opens}")
+        for character in "abcde"[:n]:
+            assert forced(sampler) is None
+            accept(sampler, character)
+        for wanted in ("N", "o", ".", "</think>"):
+            assert forced(sampler.clone()) == wanted
+            accept(sampler, wanted)
+        assert forced(sampler) is None
+        accept(sampler, "abcdefg")
+        assert forced(sampler) is None
+        sampler.reset()
+
+
+def test_reasoning_that_ends_in_time() -> None:
+    sampler = budget(4, "<think>", "</think>")
+    accept(sampler, "<think>ab</think>and much more text")
+    assert forced(sampler) is None
+    accept(sampler, "<think>")
+    assert forced(sampler) is None  # one token is left: those of all reasoning are counted together
+    accept(sampler, "c")
+    assert forced(sampler) == "</think>"
+
+
+def test_characters_are_completed_before_the_forced_end() -> None:
+    sampler, first, *rest = budget(1, "", "</think>"), *TOKENIZER.encode("\N{FOX FACE}", add_special=False)
+    sampler.accept(first)
+    for token in rest:
+        assert forced(sampler) is None
+        sampler.accept(token)
+    assert forced(sampler) == "</think>"
+
+
+def test_budgets_that_are_off() -> None:
+    for params in (SamplingParams(reasoning_budget=3), SamplingParams(reasoning_markers=("", "</think>"))):
+        assert len(build_chain(params, TOKENIZER).samplers) == 1
+    with pytest.raises(InvalidRequestError, match="reasoning_markers must be two texts"):
+        budget(1, "<think>")
+    with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
+        build_chain(SamplingParams(reasoning_budget=1, reasoning_markers=("", "x")))

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
+from llamacli.chat.call_text import (
+    ID,
+    Awaiting,
+    CallText,
+    IncompleteCallError,
+    at_once,
+    json_text,
+    json_value,
+    normal,
+)
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
 
@@ -26,14 +37,20 @@ CallParser = Callable[[str, Schemas], list[ToolCall]]
 CallGrammar = Callable[[Rules, str, dict[str, Any]], str]
 """Writer of the grammar of one call: an expression for the rules, the tool's name and the schema of its arguments."""
 
-ID = "\ue001"
-"""Place of a call's id in the texts of a notation: a character for private use."""
+CallReading = Generator[tuple[str, str | None] | None, None, None]
+"""Parser of calls as they come: names with text of the arguments in JSON, and with None at the end of each call.
 
-_ANY_ID, _ID_GRAMMAR = r"[\w.:-]*", "/[a-zA-Z0-9_.:-]{1,64}/"
+It yields None where it needs more text. Raises ValueError, IncompleteCallError at the end of the text.
+"""
 
+KEY = "\ue002"
+"""Place of an argument's key in the text after its value."""
 
-class IncompleteCallError(ValueError):
-    """Text that begins like a tool call and ends within a string."""
+_ID_GRAMMAR = "/[a-zA-Z0-9_.:-]{1,64}/"
+_SEPARATORS = re.compile(r"[\s;,]*")
+_ANY_NAME = re.compile(r"[^\s<>\[\]{}(),:\"]+")
+_NAME_GOES_ON = re.compile(r"[\w.-]")
+_LONGEST_KEY = 500
 
 
 def schemas_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
@@ -45,11 +62,8 @@ def schemas_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
 class OneCall(Protocol):
     """Notation of one tool call."""
 
-    def read(self, text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
-        """Parse the call at a place.
-
-        Returns a list, as some notations have several in one, and the place after it. Raises ValueError.
-        """
+    def read(self, source: CallText, schemas: Schemas, follows: Sequence[str]) -> CallReading:
+        """Parse the next call, which one of the texts `follows` comes after."""
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
         """Grammar of a call; see `CallGrammar`."""
@@ -68,21 +82,42 @@ class Notation:
     between: str | None = None
     tail: str = ""
 
-    def parse(self, text: str, schemas: Schemas) -> list[ToolCall]:
-        """Parse all calls. Raises ValueError."""
-        calls, at = [], _skip(self.head, text, 0)
+    def read(self, source: CallText, schemas: Schemas, closes: str) -> CallReading:
+        """Parse all calls, up to the marker that closes them."""
+        yield from source.take(self.head)
+        end = f"{self.tail} {closes}"
         while True:
-            found, at = self.one.read(text, at, schemas)
-            calls += found
-            end = _match(self.tail, text, at)
-            if end is not None and not text[end:].strip():
-                return calls
-            after = _skip(self.between or "", text, at)
-            if not text[after:].strip() or (self.between and not text[at:].strip()):
-                return calls  # a reply that ends before the last marker
-            if self.between is None or (self.between.strip() and after == at):
-                raise ValueError(f"{text[at : at + 80]!r} is not part of a tool call")
-            at = after
+            yield from self.one.read(source, schemas, (self.between or "", self.tail, closes))
+            if not (yield from self._goes_on(source, end, closes)):
+                return
+
+    def _goes_on(self, source: CallText, end: str, closes: str) -> Awaiting[bool]:
+        """Skip the text after a call; returns whether another one follows."""
+        while True:
+            texts = [end] if end.strip() else []
+            texts += [text for text in (self.between, closes) if text and text.strip()]
+            ends = {text: source.fits(text) for text in texts}
+            found = next((text for text in texts if (ends[text] or 0) >= 0 or ends[text] is None), None)
+            if found is not None and ends[found] is not None:
+                source.at = ends[found] or 0
+                return found == self.between
+            if found is None:
+                separators = _SEPARATORS.match(source.text, source.at)
+                assert separators is not None
+                if separators.end() < len(source.text):
+                    is_json = isinstance(self.one, JsonCall)
+                    if is_json and source.text[separators.end()] in "{[":
+                        source.at = separators.end()
+                        return True
+                    if not is_json and self.between is not None and not self.between.strip():
+                        return True
+                    if end.strip():
+                        source.fail()
+                    return False
+            if source.final:
+                source.at = len(source.text)
+                return False
+            yield None
 
 
 @attrs.frozen
@@ -99,21 +134,60 @@ class JsonCall:
     keys: tuple[tuple[str, str], ...] = ()
     wrapper: str = ""
 
-    def read(self, text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
-        """Parse the call at a place, or a list of calls."""
-        start = at + len(text[at:]) - len(text[at:].lstrip())
-        value, end = decoded(text, start)
-        return [self._call(each) for each in (value if isinstance(value, list) else [value])], end
+    def read(self, source: CallText, schemas: Schemas, follows: Sequence[str] = ()) -> CallReading:
+        """Parse the next call, or a list of calls."""
+        yield from source.space()
+        if source.next != "[":
+            yield from self._object(source, schemas)
+            return
+        while source.next != "]":
+            source.at += 1
+            yield from self._object(source, schemas)
+            yield from source.space()
+            if source.next not in ("]", ","):
+                source.fail()
+        source.at += 1
 
-    def _call(self, value: Any) -> ToolCall:
-        if isinstance(value, dict) and not self.name and len(value) == 1:
-            name, arguments = next(iter(value.items()))
-            return ToolCall(name, arguments_of(arguments))
-        if isinstance(value, dict) and self.name in value:
-            value = {"name": value[self.name], "arguments": value.get(self.arguments, value.get("arguments"))} | (
-                {} if self.arguments in value else {k: v for k, v in value.items() if k == "parameters"}
-            )
-        return json_call(value)
+    def _object(self, source: CallText, schemas: Schemas) -> Generator[tuple[str, str | None] | None, None, bool]:
+        """Parse an object; returns whether a call was in it."""
+        name, arguments, is_made = "", None, False
+        yield from source.expect("{")
+        try:
+            while True:
+                yield from source.space()
+                if source.next != '"':
+                    source.fail()
+                key = yield from json_value(source)
+                yield from source.expect(":")
+                yield from source.space()
+                if not self.name:
+                    yield from arguments_in(source, known_name(key, schemas))
+                    is_made = True
+                elif key in (self.name, "name") and source.next == '"':
+                    name = known_name((yield from json_value(source)), schemas)
+                elif key in (self.wrapper, "function") and source.next == "{" and not is_made:
+                    is_made = yield from self._object(source, schemas)
+                elif key in (self.arguments, "arguments", "parameters") and name and not is_made:
+                    yield from arguments_in(source, name)
+                    is_made = True
+                else:
+                    value = yield from json_value(source)
+                    arguments = value if key in (self.arguments, "arguments", "parameters") else arguments
+                yield from source.space()
+                if source.next == "}":
+                    break
+                yield from source.expect(",")
+        except IncompleteCallError:
+            if name and not is_made:
+                yield name, ""
+            raise
+        source.at += 1
+        if not is_made:
+            if not name:
+                raise ValueError("a tool call without a name")
+            yield name, normal(arguments_of(arguments))
+            yield name, None
+        return True
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
         """Grammar of a call: keys in their order."""
@@ -137,6 +211,9 @@ class Pairs:
     `opens` comes before a key, then a text between key and value and one after the value: `string` for strings, which
     are written as they are, and `other` for values in JSON. `between` comes between two arguments. `words` are the
     literals true, false and null where the template writes Python's.
+
+    Where the text after a value names the key, as `KEY`, values are texts, and objects and lists are tags within, those
+    of a list named `item`. `nested` is that text while the tags of one key are read.
     """
 
     opens: str
@@ -144,31 +221,92 @@ class Pairs:
     other: tuple[str, str]
     between: str = ""
     words: bool = False
+    nested: str = ""
 
-    def read(self, text: str, at: int, schema: Mapping[str, Any], end: str) -> tuple[dict[str, Any], int]:
-        """Parse arguments up to the text `end`."""
-        arguments: dict[str, Any] = {}
+    def read(self, source: CallText, name: str, schema: Mapping[str, Any], follows: Sequence[str]) -> CallReading:
+        """Parse arguments, which one of the texts `follows` comes after."""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
-        begins = _pattern(self.opens)
-        while found := begins.match(text, at):
-            key, value, at = self._pair(text, found.end(), end)
-            arguments[key] = typed_value(value, properties.get(key), schema)
-            at = _skip(self.between, text, at)
-        return arguments, at
+        begun = "{"
+        ambiguous = [text for text in follows if text.strip().startswith(self.opens.strip())]
+        while not (yield from _comes(source, ambiguous)) and (yield from source.take(self.opens)):
+            key = yield from self._key(source)
+            yield name, f"{begun}{normal(key)}: "
+            begun = ", "
+            ends = (self.between + self.opens, *follows)
+            named = self._closed_by(key)
+            yield from named._value(source, name, properties.get(key), schema, [text for text in ends if text.strip()])
+            yield from source.take(self.between)
+        if any(text.strip() for text in follows):
+            yield from _followed(source, follows)
+        yield name, "{}" if begun == "{" else "}"
 
-    def _pair(self, text: str, at: int, end: str) -> tuple[str, str, int]:
-        for middle, closes in dict.fromkeys((self.string, self.other)):
-            found = _middle(middle).search(text, at)
-            if found is None or "\n" in text[at : found.start()].strip():
-                continue
-            follows = "|".join(_source(each) for each in (self.between + self.opens, end) if each.strip()) or r"\s*$"
-            ends = re.compile(_value_end(closes) + rf"(?=\s*(?:{follows}|$))", re.DOTALL)
-            done = ends.search(text, found.end())
-            if done is None:
-                raise IncompleteCallError(f"{text[at : at + 80]!r} has no end")
-            return text[at : found.start()].strip(), text[found.end() : done.start()], done.end()
-        raise IncompleteCallError(f"{text[at : at + 80]!r} is not an argument")
+    def _key(self, source: CallText) -> Awaiting[str]:
+        """Skip a key and the text after it."""
+        while True:
+            matches = [_middle(middle).search(source.text, source.at) for middle, _ in (self.string, self.other)]
+            found = min(filter(None, matches), key=lambda each: (each.start(), -each.end()), default=None)
+            key = source.text[source.at : found.start() if found else None].strip()
+            if (found and "\n" in key) or len(key) > _LONGEST_KEY:
+                source.fail()
+            if found and (found.end() < len(source.text) or source.final):
+                source.at = found.end()
+                return key
+            yield from source.more()
+
+    def _value(
+        self, source: CallText, name: str, schema: Any, root: Mapping[str, Any], follows: Sequence[str]
+    ) -> CallReading:
+        """Parse a value, a string as it comes."""
+        closes = self.string[1] if self.string[1].strip() else self.other[1]
+        is_text, begin, sent = _kinds(schema, root) == ["string"], source.at, source.at
+        if is_text:
+            yield name, '"'
+        while True:
+            end, after = _value_end(source, max(source.at, begin), closes, follows)
+            source.at = end
+            if closes[: len(closes) - len(closes.lstrip())].count("\n") and source.text.endswith("\n", begin, end):
+                end -= 1
+            if is_text and end > sent:
+                yield name, normal(source.text[sent:end])[1:-1]
+                sent = end
+            if after >= 0:
+                break
+            yield from source.more()
+        source.at = after
+        yield name, '"' if is_text else _written_value(self._typed(source.text[begin:end], schema, root))
+
+    def _closed_by(self, key: str) -> Pairs:
+        """Tags of one key."""
+        if KEY not in self.string[1]:
+            return self
+        middle, closes = self.string
+        named = middle, closes.replace(KEY, key)
+        return attrs.evolve(self, string=named, other=named, nested=closes)
+
+    def _typed(self, text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+        """Value of a text, with the tags within it."""
+        kinds = _kinds(schema, root)
+        if self.nested and ("string" not in kinds or len(kinds) == len(_TYPES)):
+            if not text.strip() and kinds in (["array"], ["object"]):
+                return [] if kinds == ["array"] else {}
+            with contextlib.suppress(ValueError):
+                return self._nested(CallText(text, final=True), schema, root)
+        return typed_value(text, schema, root)
+
+    def _nested(self, source: CallText, schema: Any, root: Mapping[str, Any]) -> Any:
+        """List or object of tags within a value. Raises ValueError."""
+        found: list[tuple[str, Any]] = []
+        while at_once(source.take(self.opens)):
+            key = at_once(self._key(source))
+            end, after = _value_end(source, source.at, self.nested.replace(KEY, key), ())
+            if after < 0:
+                source.fail()
+            found.append((key, self._typed(source.text[source.at : end], _part(schema, key, root), root)))
+            source.at = after
+        if not found or source.text[source.at :].strip():
+            source.fail()
+        return [value for _, value in found] if {key for key, _ in found} == {"item"} else dict(found)
 
     def grammar(self, rules: Rules, schema: Mapping[str, Any]) -> str:
         """Expression of the arguments, in the order of the schema."""
@@ -177,13 +315,15 @@ class Pairs:
         needed = [name for name in required if isinstance(name, str)] if isinstance(required, Sequence) else []
         given = {**given, **{name: True for name in needed if name not in given}}
         if not given and schema.get("additionalProperties") is not False and "properties" not in schema:
+            if KEY in self.string[1]:
+                return ""
             key = rules.add("pair", self._written(rules, r"/[A-Za-z_][A-Za-z0-9_.-]*/", True, schema))
             return f"({key} ({expression(rules, self.between)} {key})*)?"
         if self.between.strip():
             return self._joined(rules, given, needed, schema)
         pairs = []
         for name, value in given.items():
-            pair = rules.add("pair", self._written(rules, literal(name), value, schema))
+            pair = rules.add("pair", self._closed_by(name)._written(rules, literal(name), value, schema))
             pairs.append(pair if name in needed else f"{pair}?")
         return " ".join(pairs)
 
@@ -214,6 +354,8 @@ class Pairs:
         if others and not (alternatives and self.string == self.other):
             middle, closes = self.other
             given = {"type": others[0] if len(others) == 1 else others} if "string" in kinds else schema
+            if self.nested and {"array", "object"} & set(others):
+                return f"{expression(rules, self.opens)} {key} {expression(rules, middle)} {rules.until(closes)}"
             value = rules.json("value", _with_definitions(given, root), CALL_SPACE)
             if self.words and "boolean" in others and len(others) == 1:
                 value = '("True" | "False" | "true" | "false")'
@@ -236,31 +378,47 @@ class NamedCall:
     ends: str = ""
     pairs: Pairs | None = None
 
-    def read(self, text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
-        """Parse the call at a place."""
-        at = _skip(self.before, text, at)
-        at += len(text[at:]) - len(text[at:].lstrip())
-        known = "|".join(re.escape(name) for name in sorted(schemas, key=len, reverse=True)) or r"[^\s<>\[\]{}(),:\"]+"
-        follows = _source(self.after, optional_id=True)
-        found = re.compile(rf"({known})\s*{follows}", re.DOTALL).match(text, at)
-        if found is None:
-            raise ValueError(f"{text[at : at + 80]!r} does not begin with the name of a tool")
-        name, at = found[1], found.end()
-        arguments: Any
-        if self.pairs is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            if text[at : at + 1] != "{":
-                arguments = {}
-                if text[at:].strip() and not self.ends.strip():
-                    raise ValueError(f"{text[at : at + 80]!r} is not an object in JSON")
-            else:
-                arguments, at = decoded(text, at)
+    def read(self, source: CallText, schemas: Schemas, follows: Sequence[str] = ()) -> CallReading:
+        """Parse the next call."""
+        yield from source.take(self.before)
+        yield from source.space()
+        name = yield from self._name(source, schemas)
+        follows = (self.ends, *follows)
+        if self.after.strip():
+            yield name, ""
+        if self.pairs is not None:
+            yield from self.pairs.read(source, name, schemas.get(name, {}), follows)
         else:
-            arguments, at = self.pairs.read(text, at, schemas.get(name, {}), self.ends)
-        end = _match(self.ends, text, at)
-        if end is None and text[at:].strip():
-            raise ValueError(f"{text[at : at + 80]!r} is not the end of a tool call")
-        return [ToolCall(name, arguments_of(arguments))], len(text) if end is None else end
+            yield from source.space()
+            if source.next == "{":
+                yield from _pieces(json_text(source), name)
+            else:
+                yield from _followed(source, follows)
+                yield name, "{}"
+        yield name, None
+        yield from source.take(self.ends)
+
+    def _name(self, source: CallText, schemas: Schemas) -> Awaiting[str]:
+        """Skip the longest name of a tool and the text after it."""
+        while True:
+            rest = source.text[source.at : source.at + _LONGEST_KEY]
+            bare = _ANY_NAME.match(rest)
+            for name in sorted(schemas, key=len, reverse=True) or [bare[0] if bare else "\n"]:
+                end: int | None = -1
+                if rest.startswith(name):
+                    is_cut = not rest[len(name) :].strip() and (bool(self.after.strip()) or not source.final)
+                    goes_on = not self.after.strip() and _NAME_GOES_ON.match(rest, len(name))
+                    end = None if is_cut else -1 if goes_on else source.fits(self.after, source.at + len(name))
+                elif name.startswith(rest):
+                    end = None
+                if end is None:
+                    break
+                if end >= 0:
+                    source.at = end
+                    return name
+            else:
+                raise ValueError(f"{rest[:80]!r} does not begin with the name of a tool")
+            yield from source.more()
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
         """Grammar of a call; see `CallGrammar`."""
@@ -281,46 +439,64 @@ def expression(rules: Rules, text: str) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _source(text: str, optional_id: bool = False) -> str:
-    """Regular expression of a text, any white space for white space."""
-    words = [re.escape(word).replace(re.escape(ID), _ANY_ID) for word in text.split()]
-    del optional_id
-    return r"\s*" + r"\s*".join(words) if words else ""
-
-
-@functools.lru_cache(maxsize=512)
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(_source(text), re.DOTALL)
-
-
-@functools.lru_cache(maxsize=512)
 def _middle(text: str) -> re.Pattern[str]:
     """Pattern of the text between a key and a value.
 
     White space after it is the value's, but for a line's end.
     """
     tail = text[len(text.rstrip()) :]
-    return re.compile((_source(text) or r"\s*") + (r"\n?" if "\n" in tail else ""))
+    words = r"\s*".join(re.escape(word).replace(re.escape(ID), r"[\w.:-]*") for word in text.split())
+    return re.compile(rf"\s*{words}" + (r"\n?" if "\n" in tail else ""))
 
 
-@functools.lru_cache(maxsize=512)
-def _value_end(text: str) -> str:
-    """Regular expression of the text after a value."""
-    words = text.split()
-    before = r"\n?" if text[: len(text) - len(text.lstrip())].count("\n") else ""
-    return before + r"\s*".join(map(re.escape, words)) if words else before
+def _comes(source: CallText, texts: Sequence[str]) -> Awaiting[bool]:
+    """Test for one of some texts, which are not skipped."""
+    while texts:
+        ends = [source.fits(text) for text in texts]
+        if any(end is not None and end >= 0 for end in ends):
+            return True
+        if None not in ends or source.final:
+            break
+        yield None
+    return False
 
 
-def _match(text: str, within: str, at: int) -> int | None:
-    """Place after a text of the notation, None without it."""
-    found = _pattern(text).match(within, at)
-    return found.end() if found else None
+def _followed(source: CallText, follows: Sequence[str]) -> Awaiting[None]:
+    """Wait for one of some texts. Raises ValueError for another."""
+    while True:
+        ends = [source.fits(text) for text in follows if text.strip()]
+        if any(end is not None and end >= 0 for end in ends):
+            return
+        if None not in ends and source.text[source.at :].strip():
+            source.fail()
+        yield from source.more()
 
 
-def _skip(text: str, within: str, at: int) -> int:
-    """Place after a text of the notation, or the same place."""
-    found = _match(text, within, at)
-    return at if found is None else found
+def _value_end(source: CallText, at: int, closes: str, follows: Sequence[str]) -> tuple[int, int]:
+    """Find the text that closes a value, with one that follows it.
+
+    Returns the place up to which the text is certainly the value's, and the place after its end, -1 for none yet.
+    """
+    begins = [text.split()[0] for text in ([closes] if closes.strip() else follows)]
+    while True:
+        place = min((each for each in (source.text.find(text, at) for text in begins) if each >= 0), default=-1)
+        if place < 0:
+            end = len(source.text)
+            partial = (n for text in begins for n in range(1, len(text)) if source.text.endswith(text[:n], at))
+            end -= max(partial, default=0)
+            return end - source.text.endswith("\n", at, end), -1
+        end_of_it = source.fits(closes, place)
+        if end_of_it is None:
+            return place, -1
+        if end_of_it >= 0:
+            ends = [source.fits(text, end_of_it) for text in follows]
+            if any(end is not None and end >= 0 for end in ends) or not follows:
+                return place, end_of_it
+            if source.final and not source.text[end_of_it:].strip():
+                return place, end_of_it
+            if None in ends:
+                return place, -1
+        at = place + 1
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,8 +533,8 @@ def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
 # --- values
 
 
-def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """JSON types that a schema allows; all if it tells none."""
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Schema that a reference names."""
     for _ in range(8):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -367,6 +543,12 @@ def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
         for part in reference.split("/")[1:]:
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
         schema = target
+    return schema
+
+
+def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """JSON types that a schema allows; all if it tells none."""
+    schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return list(_TYPES)
     if isinstance(given := schema.get("type"), str):
@@ -412,6 +594,26 @@ def typed_value(text: str, schema: Any = None, root: Mapping[str, Any] | None = 
     return value
 
 
+def _written_value(value: Any) -> str:
+    """JSON of an argument; a string where JSON cannot express it."""
+    try:
+        return normal(value)
+    except ValueError:
+        return normal(str(value))
+
+
+def _part(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
+    """Schema of a key or of items, None if there is none."""
+    schema = _resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        return None
+    properties, own = schema.get("properties"), schema.get("items") if key == "item" else None
+    if own is None and isinstance(properties, Mapping):
+        own = properties.get(key)
+    parts = (part for kind in ("anyOf", "oneOf", "allOf") for part in schema.get(kind) or ())
+    return own if own is not None else next(filter(None, (_part(part, key, root) for part in parts)), None)
+
+
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
@@ -435,17 +637,28 @@ def _python_literal(text: str) -> Any:
 # --- JSON
 
 
-def decoded(text: str, at: int) -> tuple[Any, int]:
-    """Decode the JSON value at a place.
+def _pieces(text: Generator[str | None, None, None], name: str) -> CallReading:
+    for piece in text:
+        yield None if piece is None else (name, piece)
 
-    Returns the value and the place after it. Raises IncompleteCallError for a value without its end, else ValueError.
-    """
-    try:
-        return json.JSONDecoder(strict=False).raw_decode(text, at)
-    except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated string") or error.pos >= len(text.rstrip()):
-            raise IncompleteCallError(str(error)) from None
-        raise
+
+def arguments_in(source: CallText, name: str) -> CallReading:
+    """Parse arguments: an object, or its text in a string."""
+    yield from source.space()
+    if source.next == "{":
+        yield from _pieces(json_text(source), name)
+    else:
+        yield name, normal(arguments_of((yield from json_value(source))))
+    yield name, None
+
+
+def known_name(name: Any, schemas: Schemas) -> str:
+    """Name of a tool. Raises ValueError for another one."""
+    if not isinstance(name, str) or not name:
+        raise ValueError("a tool call without a name")
+    if schemas and name not in schemas:
+        raise ValueError(f"{name!r} is not the name of a tool")
+    return name
 
 
 def json_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
@@ -453,25 +666,43 @@ def json_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
 
     They are bare or in a list, each with a "name" and "arguments" or "parameters". Raises ValueError for anything else.
     """
-    values, at = list[Any](), 0
-    while at < len(text):
-        value, end = decoded(text, at + len(text[at:]) - len(text[at:].lstrip()))
-        values += value if isinstance(value, list) else [value]
-        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
-    if not values:
-        raise ValueError("no tool call")
-    return [json_call(value) for value in values]
+    source, calls, texts = CallText(text, final=True), list[ToolCall](), list[str]()
+    for item in JSON_CALLS.read(source, schemas or {}, ""):
+        name, piece = item or ("", "")
+        if piece is not None:
+            texts.append(piece)
+        else:
+            calls.append(ToolCall(name, arguments_of("".join(texts))))
+            texts = []
+    if source.text[source.at :].strip():
+        source.fail()
+    return calls
 
 
-def json_call(value: Any) -> ToolCall:
-    """Tool call of an object. Raises ValueError."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a tool call")
-    value = value.get("function") if isinstance(value.get("function"), dict) else value
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError("a tool call without a name")
-    return ToolCall(name, arguments_of(value.get("arguments", value.get("parameters"))))
+JSON_CALLS = Notation(JsonCall())
+"""Notation of calls as objects in JSON."""
+
+
+def whole_calls(parse: CallParser, source: CallText, schemas: Schemas, closes: str) -> CallReading:
+    """Parse calls with a parser of their whole text."""
+    n_tried = source.at
+    while True:
+        end = source.text.find(closes, n_tried) if closes else -1
+        if end >= 0 or source.final:
+            try:
+                calls = parse(source.text[source.at : end if end >= 0 else None], schemas)
+            except IncompleteCallError:
+                if end < 0:
+                    raise
+                n_tried = end + 1
+                continue
+            texts = [(known_name(call.name, schemas), normal(call.arguments)) for call in calls]
+            source.at = end + len(closes) if end >= 0 else len(source.text)
+            for name, text in texts:
+                yield name, text
+                yield name, None
+            return
+        yield None
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
@@ -522,19 +753,3 @@ def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
         found.append(match)
         at = match.end()
     return found
-
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def checked(calls: Iterable[ToolCall], schemas: Schemas) -> Iterator[ToolCall]:
-    """Calls that JSON in UTF-8 can express: lone surrogates become U+FFFD.
-
-    Raises ValueError for arguments with infinite numbers or NaN, and for a name that is none of the tools.
-    """
-    for call in calls:
-        text = json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False)
-        name, arguments = json.loads(_LONE_SURROGATE.sub("\ufffd", text))
-        if schemas and name not in schemas:
-            raise ValueError(f"{name!r} is not the name of a tool")
-        yield attrs.evolve(call, name=name, arguments=arguments)

@@ -9,14 +9,16 @@ from typing import Any
 
 import attrs
 
+from llamacli.chat import generic_tools
 from llamacli.chat.calls import Tools
-from llamacli.chat.derivation import derive
+from llamacli.chat.derivation import derive, takes_tools
 from llamacli.chat.formats import ChatFormat, choose, own_templates
-from llamacli.chat.messages import Message, Piece, ToolCall
-from llamacli.chat.syntax import Event, Reader, StopText, Syntax
+from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
+from llamacli.chat.syntax import Channels, Event, Reader, Spans, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
+from llamacli.sampling import SamplingParams
 from llamacli.tokenizer import Tokenizer
 
 GIVEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
@@ -82,13 +84,19 @@ class ChatCodec:
         `messages` are dictionaries in the form of OpenAI's API. `tools` are JSON objects that describe functions;
         `variables` are passed to the template, such as `documents` or `enable_thinking`.
 
-        The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails or
-        does not render tools, InvalidRequestError for a reserved name among `variables`.
+        Tools that the template does not render are described in the system message, with a generic notation of calls,
+        and a warning says so once.
+
+        The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails,
+        InvalidRequestError for a reserved name among `variables`.
         """
         variables = variables or {}
         taken = GIVEN & variables.keys()
         if taken:
             raise InvalidRequestError(f"{min(taken)!r} cannot be a variable: the chat itself passes it to the template")
+        if tools and isinstance(self.syntax, Spans) and not takes_tools(self.template):
+            self.syntax = generic_tools.with_calls(self.syntax)
+            messages, tools = generic_tools.described(messages, tools), None
         rendering = self.template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
@@ -125,7 +133,8 @@ class ChatCodec:
 
         Tool calls are parsed only with `tools`; their ids are numbered after the `n_calls` of the conversation so far.
         """
-        parser = self.syntax.reader(rendering.text, tools=tools)
+        parser = self.syntax.reader(rendering.prompt, tools=tools)
+        parser.begin(rendering.begun)
         return ReplyReader(self, parser, self.ends(variables), n_calls)
 
     def reasoning_markers(self, rendering: Rendering) -> tuple[str, ...]:
@@ -133,14 +142,42 @@ class ChatCodec:
 
         With them a grammar or schema constrains the reply's text only. Empty if the format has no reasoning.
         """
-        return self.syntax.reasoning_markers(rendering.text)
+        return self.syntax.reasoning_markers(rendering.prompt)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """True if a prompt ends with the marker that opens reasoning."""
+        if isinstance(self.syntax, Channels):
+            return prompt.endswith(self.syntax.thought_markers[0])
+        return self.syntax.reasoning_markers(prompt)[:1] == ("",)
+
+    def budgeted(self, params: SamplingParams, rendering: Rendering) -> SamplingParams:
+        """Sampling parameters with the markers that a budget of reasoning needs."""
+        return attrs.evolve(params, reasoning_markers=self.thought_markers(rendering))
+
+    def thought_markers(self, rendering: Rendering) -> tuple[str, ...]:
+        """Markers of reasoning for `SamplingParams.reasoning_markers`."""
+        if isinstance(self.syntax, Channels):
+            opens, closes = self.syntax.thought_markers
+            return "" if rendering.prompt.endswith(opens) else opens, closes
+        return self.syntax.reasoning_markers(rendering.prompt)
 
     def spelled(self, token: int) -> str:
-        """Text of a special token that is a marker in replies, else ""."""
+        """Text that a special token is read as.
+
+        Its own if it is a marker in replies. A space for other ones, as they may stand between two words, and nothing
+        for those that end the text.
+        """
         if token not in self.template.structure:
             return ""
         text = self.tokenizer.token_text(token)
-        return text if text in self.syntax.markers else ""
+        if any(text in marker for marker in self.syntax.markers):
+            return text
+        return "" if token in self.tokenizer.eog_ids else " "
+
+    def _is_dropped(self, part: int | str) -> bool:
+        """True for a part of a marker that is dropped."""
+        text = self.tokenizer.token_text(part) if isinstance(part, int) else part.strip()
+        return any(text in marker for marker in getattr(self.syntax, "dropped", ()))
 
     def _find_ends(self, variables: Mapping[str, Any] | None) -> ReplyEnds:
         tokens, text = self.tokenizer.eog_ids, ""
@@ -149,8 +186,9 @@ class ChatCodec:
             parts = self.render([*turn, turn[0]], add_generation_prompt=False, variables=variables).parts
         except ChatTemplateError:
             return ReplyEnds(tokens)
-        for run, after in itertools.pairwise([*parts, ""]):
+        for n, run in enumerate(parts):
             if isinstance(run, str) and _PROBE in run:
+                after = next((part for part in parts[n + 1 :] if not self._is_dropped(part)), "")
                 closing = run.rpartition(_PROBE)[2].partition(_NEXT)[0].strip()
                 if closing:
                     text = closing.splitlines()[0]
@@ -180,8 +218,9 @@ class ReplyReader:
     def feed(self, token: int, piece: str) -> list[Event]:
         """Read a token; returns the events that are certain now.
 
-        `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning) and
-        `ToolCall` (whole, when its text is complete). An end token has no events: call `flush` after it.
+        `piece` is the text that is complete with the token (`Token.piece`). Events are `Piece` (text or reasoning),
+        `CallDelta` (text of a call's arguments) and `ToolCall` (whole, after its deltas). An end token has no events:
+        call `flush` after it.
         """
         return [event for event, _ in self.locate(token, piece)]
 
@@ -225,6 +264,7 @@ class ReplyReader:
             else:  # templates of some models insist on nine letters and digits
                 number = self._n_calls + len(self._calls) + 1
                 event = attrs.evolve(event, id=f"call{number:05d}")
-                self._calls.append(event)
+                if not isinstance(event, CallDelta):
+                    self._calls.append(event)
             taken.append((event, start))
         return taken

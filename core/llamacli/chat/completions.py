@@ -19,8 +19,9 @@ import attrs
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
-from llamacli.chat.messages import Piece, ToolCall, checked_tools
-from llamacli.chat.openai import Json, choice, message, schema_of, text_of_parts, tool_call, tool_use, usage
+from llamacli.chat.messages import CallDelta, ToolCall, checked_tools
+from llamacli.chat.openai import Json, call_deltas, choice, message, schema_of, text_of_parts, tool_use, usage
+from llamacli.chat.syntax import Event
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafting import Drafter
@@ -44,6 +45,7 @@ class CompletionArguments:
 
     - `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `repeat_penalty`, `presence_penalty`, `frequency_penalty`,
       `mirostat_mode`, `mirostat_tau`, `mirostat_eta`, `logit_bias`: see `llamacli.SamplingParams`.
+    - `reasoning_budget`, `reasoning_budget_message`: tokens of reasoning, and the text before its forced end.
     - `seed`: of the draws; None for a random one.
     - `stop`: a string or several, before which the text ends.
     - `grammar`: GBNF that constrains the text.
@@ -63,6 +65,8 @@ class CompletionArguments:
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     logit_bias: Mapping[int, float] | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     grammar: str | None = None
@@ -123,11 +127,12 @@ def chat_completion(
     rendering = codec.render(_as_messages(messages), tools=described, variables=variables)
     constraint = FREE
     if arguments.grammar is not None or schema is not None or use is not None:
-        constraint = reply_constraint(codec, rendering.text, schema, arguments.grammar, use)
+        constraint = reply_constraint(codec, rendering.prompt, schema, arguments.grammar, use)
     if constraint.triggers and find_spec("llguidance") is None:
         constraint = FREE  # calls that the model may make are parsed without a grammar too
     n_top = (top_logprobs or 0) if logprobs else None
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
+    params = codec.budgeted(params, rendering)
     reader = codec.reader(rendering, tools=described or (), variables=variables)
     run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
@@ -137,7 +142,7 @@ def chat_completion(
 def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
     read: list[TokenLogprob] = []
     drawn: Drawn = collections.deque()
-    n_calls = 0
+    n_calls = n_begun = 0
 
     def chunk(delta: Json, shape: Json | None = None, finish: str | None = None) -> Json:
         return {**head, "object": "chat.completion.chunk", "choices": [choice(0, "delta", delta, shape, finish)]}
@@ -146,11 +151,14 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         read.extend(tokens)
         return chunk({"content": text}, None if n_top is None else chat_logprobs(tokens, n_top))
 
-    def chunks(events: Sequence[tuple[Piece | ToolCall, int]]) -> Iterator[Json]:
-        nonlocal n_calls
+    def chunks(events: Sequence[tuple[Event, int]]) -> Iterator[Json]:
+        nonlocal n_calls, n_begun
         for event, start in events:
-            if isinstance(event, ToolCall):
-                yield chunk({"tool_calls": [{"index": n_calls, **tool_call(event.id, event)}]})
+            if isinstance(event, CallDelta):
+                deltas = call_deltas(event.id, n_calls, event.name, event.text, begins=n_begun == n_calls)
+                yield from map(chunk, deltas)
+                n_begun = n_calls + 1
+            elif isinstance(event, ToolCall):
                 n_calls += 1
             elif event.reasoning:
                 yield chunk({"reasoning_content": event.text})
@@ -177,7 +185,8 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         yield from chunks(reader.locate_rest())
         if rest := [token for start, _, token in drawn if start == reader.n_read]:  # tokens without text at the end
             yield content("", rest)
-        finish = "tool_calls" if n_calls else "stop" if ended else run.finish_reason
+        finish = "stop" if ended else run.finish_reason
+        finish = "tool_calls" if n_calls and finish == "stop" else finish
     yield chunk({}, finish=finish)
     reply, shape = reader.message(), None if n_top is None else chat_logprobs(read, n_top)
     whole = message(reply.content, reply.reasoning, [(call.id, call) for call in reply.tool_calls])

@@ -25,13 +25,14 @@ _ARGUMENTS = "arguments"
 class Constraint:
     """Grammar of a reply, as fields of SamplingParams.
 
-    All None leaves it free.
+    All None leaves it free. `markers` are those of reasoning, for a budget.
     """
 
     grammar: str | None = None
     json_schema: str | None = None
     triggers: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
 
     @property
     def is_free(self) -> bool:
@@ -234,7 +235,7 @@ class _ChannelsWriter(_Writer):
 
     def reasoning(self) -> str:
         rest, starts = self.rules.until(self._syntax.ends[0]), self.rules.marker(self._syntax.starts)
-        rule = f'{self._channel} "analysis" {self._begins} {rest} {starts} {literal(self._role)}'
+        rule = f"{self._channel} {literal(self._syntax.thought)} {self._begins} {rest} {starts} {literal(self._role)}"
         return self.rules.add("reasoning", rule) + "?"
 
     @property

@@ -10,17 +10,21 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
-from llamacli.chat.calls import ID, JsonCall, NamedCall, Notation, OneCall, Pairs
+from llamacli.chat.call_text import ID
+from llamacli.chat.calls import KEY, JsonCall, NamedCall, Notation, OneCall, Pairs
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
 from llamacli.chat.template import ChatTemplate
 from llamacli.errors import ChatTemplateError
+from llamacli.tokenizer import Tokenizer
 
 _TEXT, _THOUGHT = "Xyzzy", "Plugh"
 _NAMES, _KEYS, _VALUES = ("fn_plover", "fn_quux"), ("key_one", "key_two"), ("Foobar", "Bazqux")
@@ -41,8 +45,12 @@ _TOOLS = [
     for name in _NAMES
 ]
 _USER = {"role": "user", "content": "Frobnicate."}
-_TOKEN = re.compile(r"<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
-_MARKER = re.compile(r"<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
+_PREFIX = r"(?:\]<\]\w+\[>\[)?"
+"""Regular expression of a marker before each tag, which some templates have."""
+_NAMED = r"<\|\w+\|>\w+<\|\w+\|>"
+"""Regular expression of a marker whose name is a word between two special tokens."""
+_TOKEN = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
+_MARKER = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
 """Markers of reasoning in templates that do not render it."""
 
@@ -50,14 +58,51 @@ _OTHER_CALLS = re.compile("<function=|<arg_key>")
 """Texts of templates whose calls between `<tool_call>` are not JSON."""
 
 
+_MAX_KEPT = 32
+"""Number of properties of templates that are remembered for a vocabulary."""
+
+_found: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
 def derive(template: ChatTemplate) -> Spans:
-    """Derive the syntax of replies from a template.
+    """Derive the syntax of replies from a template, once for each vocabulary.
 
     What its renderings do not show is not in the result: no calls, or no reasoning.
     """
+    return _once("syntax", template, _derive)
+
+
+def takes_tools(template: ChatTemplate) -> bool:
+    """True if the template renders tools or calls; warns once if not."""
+    return _once("tools", template, _takes_tools)
+
+
+def _takes_tools(template: ChatTemplate) -> bool:
+    found = template.takes_tools()
+    if not found:
+        _log.warning("the chat template does not support tools: the system message describes them")
+    return found
+
+
+def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) -> T:
+    kept, key = _found.setdefault(template.tokenizer, {}), (what, template.source)
+    found = kept.get(key)
+    if found is None:
+        found = find(template)
+        if len(kept) >= _MAX_KEPT:
+            kept.clear()
+        kept[key] = found
+    result: T = found
+    return result
+
+
+def _derive(template: ChatTemplate) -> Spans:
     probe = _Probe(template)
     reasoning, dropped = probe.reasoning()
-    calls = next(filter(None, (_calls(probe, variant, reasoning) for variant in _variants())), None)
+    calls = next(filter(None, (_calls(probe, variant, reasoning, dropped) for variant in _variants())), None)
     described = any(text in template.source for text in ("<tool_call>", "<|im_start|>"))
     if calls is None and described and not _OTHER_CALLS.search(template.source):
         reasoning, calls = reasoning or THINK, HERMES.calls  # described in the prompt only
@@ -146,7 +191,7 @@ class _Probe:
             span = known[0] if known else THINK if "<|im_start|>" in source else None
         markers = [text for text in _MARKER.findall(around) if span is None or text not in (span.opens, span.closes)]
         if markers:
-            markers += _MARKER.findall(ending)
+            markers += _MARKER.findall(ending)[:-1]  # the last one ends the message
         return span, tuple(dict.fromkeys(markers))
 
     def _render(self, messages: Sequence[Mapping[str, Any]], prompting: bool = False) -> str | None:
@@ -163,7 +208,7 @@ class _Probe:
         return self._rendered[key] or None
 
 
-def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None) -> Calls | None:
+def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None, dropped: Sequence[str]) -> Calls | None:
     """Notation of calls in messages of one form, None for none."""
 
     def body(*calls: tuple[str, Mapping[str, Any]]) -> str:
@@ -171,6 +216,8 @@ def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None) -> Calls | 
         if rendered is None or calls[0][0] not in rendered:
             return ""
         text = probe.body(rendered, reasoning)
+        while marker := next((each for each in dropped if text.lstrip().startswith(each)), ""):
+            text = text.lstrip().removeprefix(marker)
         for given in variant.ids:  # the number alone where the id has the name
             text = text.replace(given, re.sub(r"(?<=:)\d+|^\w+$", ID, given))
         return text
@@ -281,8 +328,21 @@ def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int]
         follows = typed[place + 1 : typed.find(_KEYS[1], place)]
         other = other_middle, follows[: len(follows) - len(opens) - len(between)] if len(follows) >= n_opens else closes
         words = "True" in typed
-    pairs = Pairs(opens, (middle, closes), other, between, words)
+        at = typed.find(_KEYS[1], place) + len(_KEYS[1])
+        other_middle = _varying(other_middle, typed[at : at + typed[at:].lower().find("true")])
+        other = other_middle, other[1]
+    texts = [(first, last.replace(_KEYS[0], KEY)) for first, last in ((middle, closes), other)]
+    pairs = Pairs(opens, texts[0], texts[1], between, words)
     return NamedCall(after=before[: len(before) - n_opens], pairs=pairs), value + len(_VALUES[0]) + len(closes)
+
+
+def _varying(one: str, other: str) -> str:
+    """Text with a place for the word in which two texts differ."""
+    words, others = _TOKEN.findall(one), _TOKEN.findall(other)
+    differ = [n for n, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differ) != 1 or not words[differ[0]].isalnum():
+        return one
+    return "".join([*words[: differ[0]], ID, *words[differ[0] + 1 :]])
 
 
 def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Calls:
@@ -314,9 +374,7 @@ def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Ca
     texts = " ".join([head, between or "", tail, *_texts(call)])
     inner = tuple(dict.fromkeys(text for text in _MARKER.findall(texts) if text not in (opens, closing)))
     short = next(iter(_MARKER.findall(head)), "") if isinstance(call, NamedCall) else ""
-    return Calls(
-        opens, closing, notation.parse, not opens, inner, call.grammar, notation, short if ID not in short else ""
-    )
+    return Calls(opens, closing, None, not opens, inner, call.grammar, notation, short if ID not in short else "")
 
 
 def _texts(call: OneCall) -> Iterator[str]:

@@ -15,7 +15,7 @@ import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -190,6 +190,10 @@ class Environment(ImmutableSandboxedEnvironment):
         _charge_operator(operator, left, right)
         return _marked(super().call_binop(context, operator, left, right))
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow what the sandbox allows, and `append` of lists."""
+        return (attr == "append" and isinstance(obj, list)) or super().is_safe_attribute(obj, attr, value)
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Get an item or attribute, by the original text of its name."""
         return super().getitem(obj, untainted(argument) if isinstance(argument, str) else argument)
@@ -360,7 +364,7 @@ def _tojson(
 ) -> str:
     if isinstance(indent, int) and indent > 80:
         raise OverflowError(f"an indent of {indent}")
-    plain = untainted(value)
+    plain = untainted(list(value) if isinstance(value, Generator) else value)
     text = json.dumps(
         plain, ensure_ascii=ensure_ascii, indent=untainted(indent), separators=separators, sort_keys=sort_keys
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,31 @@ from llamacli.errors import InvalidRequestError
 class ToolCall:
     """Tool call by the model.
 
-    Its `name`, the `arguments` by name, and an `id` that the result refers to.
+    Its `name`, the `arguments` by name, and an `id` that the result refers to. `partial` is the text of arguments that
+    are no whole object of JSON, because the reply was cut or the model made a mistake: `arguments` are empty then. Such
+    a call is not to be made.
     """
 
     name: str
     arguments: dict[str, Any] = attrs.field(factory=dict)
+    id: str = ""
+    partial: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Arguments as JSON text."""
+        return json.dumps(self.arguments, ensure_ascii=False) if self.partial is None else self.partial
+
+
+@attrs.frozen
+class CallDelta:
+    """Piece of the arguments of a tool call, in JSON.
+
+    The deltas of a call join to the beginning of the `text` of the `ToolCall` that follows them.
+    """
+
+    name: str
+    text: str
     id: str = ""
 
 
@@ -58,7 +79,14 @@ class Message:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.arguments if call.partial is None else call.partial,
+                    },
+                }
                 for call in self.tool_calls
             ]
         if self.name:
@@ -72,7 +100,9 @@ class Message:
         """Parse the form of `as_dict`. Raises InvalidRequestError for anything else."""
         try:
             calls = tuple(
-                ToolCall(call["function"]["name"], dict(call["function"]["arguments"]), call["id"])
+                ToolCall(call["function"]["name"], {}, call["id"], given)
+                if isinstance(given := call["function"]["arguments"], str)
+                else ToolCall(call["function"]["name"], dict(given), call["id"])
                 for call in message.get("tool_calls", ())
             )
             found = cls(

@@ -5,8 +5,7 @@ Requests are dictionaries of JSON. Errors name the field as OpenAI's API does.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llamacli.chat.constraints import ToolUse
@@ -108,13 +107,16 @@ def message(text: str, reasoning: str, calls: Sequence[tuple[str, ToolCall]], **
 
 def tool_call(identifier: str, call: ToolCall) -> Json:
     """Tool call of a message."""
-    function = {"name": call.name, "arguments": arguments_text(call.arguments)}
-    return {"id": identifier, "type": "function", "function": function}
+    return {"id": identifier, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 
-def arguments_text(arguments: Json) -> str:
-    """Arguments of a tool call as JSON text."""
-    return json.dumps(arguments, ensure_ascii=False)
+def call_deltas(identifier: str, index: int, name: str, text: str, *, begins: bool) -> Iterator[Json]:
+    """Deltas of a message for text of a call's arguments."""
+    if begins:
+        begun = {"index": index, **tool_call(identifier, ToolCall(name, partial=""))}
+        yield {"tool_calls": [begun]}
+    if text:
+        yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def usage(n_prompt: int, n_generated: int) -> Json:

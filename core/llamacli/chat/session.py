@@ -143,7 +143,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         n_new = len(wanted.new_ids)
         if wanted.n_kept + n_new > self.session.n_ctx:
             raise ContextOverflowError(wanted.n_kept, n_new, self.session.n_ctx)
-        return self._respond(wanted, rendering, params or SamplingParams(), speculate)
+        params = params or SamplingParams()
+        if isinstance(params, SamplingParams):
+            params = self.codec.budgeted(params, rendering)
+        return self._respond(wanted, rendering, params, speculate)
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write conversation and session state to a file.

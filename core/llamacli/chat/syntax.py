@@ -7,27 +7,31 @@ incrementally, and the result does not depend on how it is split into pieces.
 from __future__ import annotations
 
 import abc
+import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import attrs
 
+from llamacli.chat.call_text import CallText, IncompleteCallError
 from llamacli.chat.calls import (
+    JSON_CALLS,
     CallGrammar,
     CallParser,
-    IncompleteCallError,
+    CallReading,
     Notation,
     Schemas,
     Tools,
-    arguments_of,
-    checked,
+    arguments_in,
     json_calls,
+    known_name,
     schemas_of,
+    whole_calls,
 )
-from llamacli.chat.messages import Piece, ToolCall
+from llamacli.chat.messages import CallDelta, Piece, ToolCall
 
-Event = Piece | ToolCall
+Event = Piece | CallDelta | ToolCall
 
 
 class Reader(abc.ABC):
@@ -40,6 +44,11 @@ class Reader(abc.ABC):
     def feed(self, text: str) -> list[Event]:
         """Parse the next piece of text; the events that are certain now."""
         return [event for event, _ in self.locate(text)]
+
+    def begin(self, text: str) -> None:
+        """Parse the beginning of the reply that the prompt has."""
+        self.feed(text)
+        self._n_fed -= len(text)
 
     def flush(self) -> list[Event]:
         """Events of the text held back, at the end of the reply."""
@@ -95,29 +104,38 @@ class Span:
 
 @attrs.frozen
 class Calls(Span):
-    """Span of tool calls, parsed by `parse`.
+    """Span of tool calls, parsed by `parse` or `notation`.
 
-    It raises ValueError for invalid text, IncompleteCallError if the closing marker may be part of a string. With
-    `bare`, a reply may also be a call without markers: one that begins with a brace is tried. `inner` are marker texts
-    within calls, which may be special tokens too. `grammar` writes what a call must look like; `json_calls` needs none,
-    and other notations without one are read, but cannot be forced. `notation` has the texts around calls that `grammar`
-    does not write. Without `opens`, a call may begin with `short`, which is part of it.
+    A notation parses them as they come. `parse` raises ValueError for invalid text, IncompleteCallError if the closing
+    marker may be part of a string. With `bare`, a reply may also be a call without markers: one that begins with a
+    brace is tried. `inner` are marker texts within calls, which may be special tokens too. `grammar` writes what a call
+    must look like; `json_calls` needs none, and other notations without one are read, but cannot be forced. `notation`
+    has the texts around calls that `grammar` does not write too. Without `opens`, a call may begin with `short`, which
+    is part of it.
     """
 
-    parse: CallParser
+    parse: CallParser | None
     bare: bool = False
     inner: tuple[str, ...] = ()
     grammar: CallGrammar | None = None
     notation: Notation | None = None
     short: str = ""
 
+    def read(self, source: CallText, schemas: Schemas) -> CallReading:
+        """Parse the calls after the opening marker."""
+        notation = JSON_CALLS if self.parse is json_calls else self.notation
+        if notation is not None:
+            return notation.read(source, schemas, self.closes)
+        assert self.parse is not None
+        return whole_calls(self.parse, source, schemas, self.closes)
+
 
 @attrs.frozen
 class Spans:
     """Syntax in which markers enclose reasoning and tool calls.
 
-    Text outside is for the user, without the markers `dropped`. White space around enclosed text is dropped. A call
-    that cannot be parsed is left as text.
+    Text outside is for the user, without the markers `dropped`. White space around enclosed text is dropped. What does
+    not begin with the name of a tool is left as text.
     """
 
     reasoning: Span | None = None
@@ -152,10 +170,10 @@ class _SpanReader(Reader):
     ):
         super().__init__()
         self._reasoning, self._calls, self._schemas, self._dropped = reasoning, calls, schemas, dropped
-        self._at_start, self._skips_space, self._n_tried = True, False, 0
+        self._at_start, self._skips_space = True, False
         self._inside: Span | None = None
-        self._call: Calls | None = None
-        """The call that the text held back begins with, or begins after."""
+        self._call: _CallReader | None = None
+        """Reader of the calls that the text held back begins with."""
         if reasoning and prompt.endswith(reasoning.opens.rstrip()):
             self._enter(reasoning)
 
@@ -175,7 +193,7 @@ class _SpanReader(Reader):
         if calls and calls.bare and self._at_start and not self._inside:
             begin = self._held.lstrip()
             if begin.startswith("{"):
-                self._call = Calls("", "", calls.parse)
+                self._call = self._calls_from(0, attrs.evolve(calls, closes="", short=""))
                 return True
             if not begin and not final:
                 return False
@@ -196,11 +214,14 @@ class _SpanReader(Reader):
             if calls:
                 spans |= {calls.opens: calls, calls.short: calls}
         at, marker = _first(self._held, [text for text in spans if text])
-        if marker:
+        if marker and (final or not _may_begin(self._held, at, spans)):
             span, before = spans[marker], self._held[:at]
             yield from self._text(before.rstrip())
             if isinstance(span, Calls):
-                self._held, self._call = self._held[len(before.rstrip()) :], span
+                self._held = self._held[len(before.rstrip()) :]
+                begin_at = len(before) - len(before.rstrip())
+                n_opened = begin_at if marker == span.short and marker != span.opens else begin_at + len(marker)
+                self._call = self._calls_from(n_opened, span)
             else:
                 self._held = self._held[at + len(marker) :]
                 self._enter(span)
@@ -211,40 +232,35 @@ class _SpanReader(Reader):
         self._held = self._held[len(text) :]
         return False
 
-    def _read_call(self, span: Calls, final: bool) -> Generator[Event, None, bool]:
-        """Parse the call that the text held back begins with.
+    def _calls_from(self, start: int, span: Calls) -> _CallReader:
+        source = CallText("", start)
+        return _CallReader(source, span.read(source, self._schemas), span)
 
-        Returns whether it was, or was none.
+    def _read_call(self, call: _CallReader, final: bool) -> Generator[Event, None, bool]:
+        """Parse the calls that the text held back begins with.
+
+        Returns whether they are over, or were none.
         """
-        is_short = bool(span.short) and self._held.lstrip().startswith(span.short)
-        begin = (
-            len(self._held) - len(self._held.lstrip()) if is_short else self._held.find(span.opens) + len(span.opens)
-        )
-        while True:
-            at = self._held.find(span.closes, max(begin, self._n_tried)) if span.closes else -1
-            if self._inside and self._inside.closes in self._held[begin:]:
-                break  # reasoning that mentions a call goes on after it
-            if not final and (at < 0 or self._inside):
+        call.source.text = self._held
+        is_thought = self._inside is not None and self._inside.closes in self._held[call.start :]
+        if not is_thought:  # reasoning that mentions a call goes on after it
+            if self._inside and not final:
                 return False
-            end = len(self._held) if at < 0 else at
-            try:
-                calls = list(checked(span.parse(self._held[begin:end], self._schemas), self._schemas))
-            except IncompleteCallError:
-                if at < 0:
-                    break
-                self._n_tried = at + 1
-            except (ValueError, RecursionError):
-                break
-            else:
-                self._call, self._n_tried = None, 0
-                self._enter(None)
-                yield from calls
-                self._held = self._held[end + (len(span.closes) if at >= 0 else 0) :]
-                return bool(self._held)
-        self._call, self._n_tried = None, 0
-        text = self._held[: begin + len(span.short) if is_short else max(begin, 1)]
-        yield from self._text(text)
-        self._held = self._held[len(text) :]
+            yield from call.read(self._held, final=final)
+            if not call.is_over:
+                return False
+        self._call = None
+        if call.has_begun:
+            self._enter(None)
+            if call.is_unclosed:
+                self._dropped = (*self._dropped, call.closes)
+            self._held = self._held[call.source.at :]
+        elif call.is_cut and call.start + len(call.short) and not self._inside:
+            self._held = ""  # a call that was cut before its name
+        else:
+            text = self._held[: max(call.start + len(call.short), 1)]
+            yield from self._text(text)
+            self._held = self._held[len(text) :]
         return bool(self._held)
 
     def _enter(self, span: Span | None) -> None:
@@ -255,6 +271,93 @@ class _SpanReader(Reader):
         if text:
             self._at_start = self._skips_space = False
             yield Piece(text, reasoning=self._inside is not None)
+
+
+class _CallReader:
+    """Reader of tool calls as they come.
+
+    - `start`: place of the text after the opening marker. `source`: the text, read up to a place.
+    - `has_begun`: a call has a name and begins to have arguments. What follows is text of the call, valid or not.
+    - `is_over`: all calls are read, or there is none. `is_unclosed`: other text comes before the closing marker.
+      `is_cut`: the text ends within a call.
+    """
+
+    def __init__(self, source: CallText, reading: CallReading, span: Calls | None = None):
+        self.source, self._reading, self.start = source, reading, source.at
+        self.closes, self._short = (span.closes, span.short) if span else ("", "")
+        self._name: str | None = None
+        self._texts: list[str] = []
+        self._n_sent, self._is_broken = 0, False
+        self.has_begun = self.is_over = self.is_unclosed = self.is_cut = False
+
+    @property
+    def short(self) -> str:
+        """Marker with which the calls begin, "" behind an opening marker."""
+        return self._short if self._short and self.source.text.startswith(self._short, self.start) else ""
+
+    def read(self, text: str, *, final: bool) -> Iterator[Event]:
+        """Parse what the text so far has; `final` if nothing follows."""
+        self.source.text, self.source.final = text, final
+        while not self.is_over and not self._is_broken:
+            try:
+                item = next(self._reading)
+            except StopIteration:
+                self.is_over = True
+                break
+            except IncompleteCallError:
+                yield from self._end("")
+                self.is_over = self.is_cut = True
+                self.source.at = len(self.source.text)
+                break
+            except (ValueError, RecursionError):
+                self._is_broken = self._name is not None
+                self.is_over = self.is_unclosed = not self._is_broken
+                break
+            if item is None:
+                break
+            if self._name is None:
+                self.has_begun, self._name = True, item[0]
+                yield CallDelta(self._name, "")
+            if item[1] is None:
+                yield from self._end("")
+            else:
+                self._texts.append(item[1])
+        if self._is_broken:
+            yield from self._read_broken()
+        yield from self._delta()
+
+    def _delta(self) -> Iterator[CallDelta]:
+        """Event of the arguments that are not sent yet."""
+        text = "".join(self._texts[self._n_sent :])
+        self._n_sent = len(self._texts)
+        if text and self._name is not None:
+            yield CallDelta(self._name, text)
+
+    def _read_broken(self) -> Iterator[Event]:
+        """Take invalid text up to the closing marker as arguments."""
+        source, closes = self.source, self.closes
+        at = source.text.find(closes, source.at) if closes else -1
+        if at >= 0 or source.final:
+            rest = source.text[source.at : at if at >= 0 else None].rstrip()
+            yield from self._end(rest)
+            source.at = at + len(closes) if at >= 0 else len(source.text)
+            self.is_over = True
+
+    def _end(self, rest: str) -> Iterator[Event]:
+        """End the call that has begun."""
+        if self._name is None:
+            return
+        self._texts.append(rest)
+        yield from self._delta()
+        name, text = self._name, "".join(self._texts)
+        self._name, self._texts, self._n_sent = None, [], 0
+        try:
+            arguments = json.loads(text)
+            is_whole = isinstance(arguments, dict) and not self._is_broken
+        except (ValueError, RecursionError):
+            is_whole = False
+        call = ToolCall(name, arguments if is_whole else {})
+        yield call if is_whole and call.text == text else attrs.evolve(call, partial=text)
 
 
 @attrs.frozen
@@ -274,6 +377,7 @@ class Channels:
     final: str
     recipient: str
     preamble: str = "commentary"
+    thought: str = "analysis"
 
     @property
     def markers(self) -> Sequence[str]:
@@ -288,6 +392,11 @@ class Channels:
         at = prompt.rfind(self.starts)
         return _ChannelReader(self, prompt[at:] if at >= 0 else "", schemas_of(tools))
 
+    @property
+    def thought_markers(self) -> tuple[str, str]:
+        """Header of a message of reasoning, and its end."""
+        return f"{self.channel}{self.thought}{self.begins}", self.ends[0]
+
     def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
         """Headers before a reply's text: that of the final channel ends reasoning."""
         return "", self.channel + self.final, self.begins
@@ -297,7 +406,8 @@ class _ChannelReader(Reader):
     def __init__(self, syntax: Channels, prompt: str, schemas: Schemas):
         super().__init__(prompt)
         self._syntax, self._schemas = syntax, schemas
-        self._kind: str | ToolCall = "header"
+        self._kind = "header"
+        self._call: _CallReader | None = None
         self._n_messages = self._n_reasoning = self._n_contents = 0
         self._n_prompt = len(prompt)
         self.feed("")
@@ -308,23 +418,28 @@ class _ChannelReader(Reader):
         while True:
             stops = [self._syntax.begins] if self._kind == "header" else [*self._syntax.ends, self._syntax.starts]
             at, marker = _first(self._held, stops)
+            if self._call is not None:
+                n = at if marker else len(self._held) - (0 if final else _partial_marker(self._held, stops))
+                if not (yield from self._read_call(self._call, n, whole=final or bool(marker))):
+                    return
+                continue
             if not marker:
                 break
             text = self._held[:at]
             if self._kind == "header":
                 yield from self._read_header(text)
             else:
-                yield from self._read_body(text, whole=True)
+                yield from _pieces(text, reasoning=self._kind == "reasoning")
                 self._kind = "header"
             self._held = self._held[at + len(marker) :]
         keep = 0 if final else _partial_marker(self._held, stops)
         text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        if self._kind == "header" or (isinstance(self._kind, ToolCall) and not final):
+        if self._kind == "header":
             if final and not self._n_messages:  # a reply without channels
                 self._held = self._held[self._n_prompt :]
                 yield from _pieces(self._held, reasoning=False)
         else:
-            yield from self._read_body(text, whole=final)
+            yield from _pieces(text, reasoning=self._kind == "reasoning")
             self._held = rest
 
     def _read_header(self, header: str) -> Iterator[Event]:
@@ -333,7 +448,9 @@ class _ChannelReader(Reader):
         channel = re.search(r".*" + re.escape(self._syntax.channel) + r"\s*(\w+)", header, re.DOTALL)
         recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
         if recipient:
-            self._kind = ToolCall(recipient[1])
+            self._kind = "content"
+            source = CallText()
+            self._call = _CallReader(source, _named_arguments(source, recipient[1], self._schemas))
         elif channel and channel[1] not in (self._syntax.final, self._syntax.preamble):
             self._kind = "reasoning"
             self._n_reasoning += 1
@@ -345,18 +462,21 @@ class _ChannelReader(Reader):
             if self._n_contents > 1:
                 yield Piece("\n\n")
 
-    def _read_body(self, text: str, *, whole: bool) -> Iterator[Event]:
-        """Yield a message's text as it comes.
+    def _read_call(self, call: _CallReader, n: int, *, whole: bool) -> Generator[Event, None, bool]:
+        """Parse the call in the first n characters held back.
 
-        A tool call is yielded only when `whole`.
+        Returns whether it is over; text behind it is the user's, all of it if there is no call.
         """
-        if not isinstance(self._kind, ToolCall):
-            yield from _pieces(text, reasoning=self._kind == "reasoning")
-        elif whole:
-            try:
-                yield from list(checked([ToolCall(self._kind.name, arguments_of(text))], self._schemas))
-            except (ValueError, RecursionError):
-                yield from _pieces(text, reasoning=False)
+        yield from call.read(self._held[:n], final=whole)
+        if not call.is_over or (call.has_begun and not whole):
+            return False
+        used = call.source.at if call.has_begun else 0
+        self._call, self._held = None, self._held[used if self._held[used:n].strip() else n :]
+        return True
+
+
+def _named_arguments(source: CallText, name: str, schemas: Schemas) -> CallReading:
+    yield from arguments_in(source, known_name(name, schemas))
 
 
 class StopText:
@@ -399,6 +519,12 @@ def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
     found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
     at, _, marker = min(found, default=(-1, 0, ""))
     return at, marker
+
+
+def _may_begin(text: str, at: int, markers: Iterable[str]) -> bool:
+    """True if a marker may begin at the place or before it."""
+    lengths = range(max(1, len(text) - at), len(text) + 1)
+    return any(n < len(marker) and text.endswith(marker[:n]) for marker in markers for n in lengths)
 
 
 def _partial_marker(text: str, markers: Iterable[str]) -> int:

@@ -53,17 +53,24 @@ class Rendering:
     """Rendered conversation.
 
     Its `text`, and its `parts`, runs of text and the ids of special tokens between them. The ids are of tokens in the
-    template's `structure`, where the template itself spelled them.
+    template's `structure`, where the template itself spelled them. `begun` is reasoning at the end that the reply
+    continues.
     """
 
     text: str
     parts: Sequence[int | str]
+    begun: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """Text before the reply, without `begun`."""
+        return self.text.removesuffix(self.begun)
 
 
 class ChatTemplate:
     """Compiled Jinja chat template.
 
-    - `source`: its text.
+    - `source`: its text. `tokenizer`: the vocabulary.
     - `structure`: the special tokens that no text of a message may become: all control tokens, and user-defined tokens
       that look like markup.
     Raises ChatTemplateError if the source is not a template; the message names the line. Time and memory of rendering
@@ -71,7 +78,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
-        self.source, self._tokenizer = source, tokenizer
+        self.source, self.tokenizer = source, tokenizer
         self._run({})
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
         self._control_ids = frozenset(
@@ -90,7 +97,7 @@ class ChatTemplate:
 
     def end_texts(self) -> list[str]:
         """Texts of the tokens that end replies."""
-        return [self._tokenizer.token_text(token) for token in sorted(self._tokenizer.eog_ids)]
+        return [self.tokenizer.token_text(token) for token in sorted(self.tokenizer.eog_ids)]
 
     def takes_tools(self, **variables: Any) -> bool:
         """True if the template renders tools, or at least calls of tools.
@@ -140,7 +147,7 @@ class ChatTemplate:
         User-defined tokens are found as usual, except those that look like markup, which may be part of the format.
         A run that `continues` text gets no space before it.
         """
-        ids = self._tokenizer.encode_run(run, self.structure, continues)
+        ids = self.tokenizer.encode_run(run, self.structure, continues)
         if self._control_ids.isdisjoint(ids):
             return ids
         # Merging pieces may make a control token too, of the text that spells it.
@@ -148,7 +155,7 @@ class ChatTemplate:
 
     def _spelled(self, token: int) -> list[int]:
         """Spell a control token's text in other tokens."""
-        text = self._tokenizer.token_text(token)
+        text = self.tokenizer.token_text(token)
         if len(text) < 2:
             return [token]  # no other token spells a single character
         return self.encode(text[0], True) + self.encode(text[1:], True)
@@ -166,7 +173,7 @@ class ChatTemplate:
             }
         )
         masked, originals = answer["text"], str.maketrans(answer["original"])
-        split = self._tokenizer.split(masked, self.structure)
+        split = self.tokenizer.split(masked, self.structure)
         parts = [part if isinstance(part, int) else part.translate(originals) for part in split]
         return Rendering(masked.translate(originals), parts)
 
@@ -194,8 +201,8 @@ class ChatTemplate:
 
     def _is_structure(self, token: int) -> bool:
         """True if a special token may come from the template only."""
-        text = self._tokenizer.token_text(token)
-        if self._tokenizer.kind(token) is not TokenKind.USER_DEFINED:
+        text = self.tokenizer.token_text(token)
+        if self.tokenizer.kind(token) is not TokenKind.USER_DEFINED:
             return True
         is_markup = len(text) > 2 and text[0] + text[-1] in ("<>", "[]")
         return is_markup and ("|" in text or text in self.source)

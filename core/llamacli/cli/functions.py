@@ -66,6 +66,8 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 def call(functions: Functions, wanted: ToolCall) -> Any:
     """Result of a tool call, or its error for the model."""
     function = functions.get(wanted.name)
+    if wanted.partial is not None:
+        return {"error": f"the arguments are no JSON object: {_short(wanted.partial)}"}
     if function is None:
         return {"error": f"there is no function {wanted.name}; known are {', '.join(functions)}"}
     try:

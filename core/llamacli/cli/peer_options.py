@@ -62,7 +62,6 @@ _REFUSED = {
     "use --save-session and --load-session": "--prompt-cache-all --prompt-cache-ro",
     "use -hf USER/REPO:QUANT": "-hff --hf-file -mu --model-url",
     "set HF_TOKEN": "-hft --hf-token",
-    "use --no-think": "--reasoning-budget",
     "use --samplers": "--sampling-seq --sampler-seq",
     "use --context-shift": "--keep",
     "write the text into the prompt": "--in-prefix --in-suffix --in-prefix-bos",

@@ -60,6 +60,9 @@ def _sampler_options(ctx: click.Context, param: click.Parameter, values: Sequenc
 
 _OTHERS = (
     option(
+        "--reasoning-budget-message", metavar="TEXT", help="Text that is written before a forced end of reasoning.",
+    ),
+    option(
         "--dry-sequence-breaker", multiple=True, metavar="TEXT",
         help="DRY: text that ends a repetition; may be given several times. Default: a newline, a colon, a quote, an "
         "asterisk; none: no breakers.",
@@ -142,6 +145,7 @@ def sampling_params(
             **values,
             **_constraint(given),
             "samplers": _samplers(given.get("samplers"), find, names),
+            "reasoning_budget_message": given.get("reasoning_budget_message"),
             "options": given.get("sampler_option") or {},
             "logit_bias": given.get("logit_bias") or {},
             "n_probs": given.get("logprobs") or 0,

@@ -8,7 +8,7 @@ from llamacli.sampling.merging import merge_logits
 from llamacli.sampling.metrics import Level, Metrics, entropy, perplexity_of, surprisal
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, sequence_breakers
-from llamacli.sampling.reasoning import GrammarAfter
+from llamacli.sampling.reasoning import GrammarAfter, ReasoningBudget
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
 from llamacli.sampling.restrictions import AllowedTokens, BadWords, MinTokens
 from llamacli.sampling.sampler import Sampler, SamplerChain
@@ -43,6 +43,7 @@ __all__ = [
     "Mirostat",
     "MirostatV2",
     "Penalties",
+    "ReasoningBudget",
     "Sampler",
     "SamplerChain",
     "SamplerState",

@@ -104,6 +104,9 @@ class SamplingParams(_Numbers):
     - `grammar_after`: the markers of reasoning before the grammar's text: one that opens it ("" if the prompt has), and
       those that close it, which come in this order, as `ChatCodec.reasoning_markers` returns; none by default.
       With `grammar_triggers`, triggers inside of reasoning are ignored.
+    - `reasoning_budget_message`: text that is written before the forced end of reasoning.
+    - `reasoning_markers`: the markers of reasoning in a chat's reply, as `ChatCodec.budgeted` sets them; without them
+      `reasoning_budget` is off.
     - `stop`: a string or several; the text of `generate` ends before the first that comes, also within a token.
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.
@@ -135,6 +138,12 @@ class SamplingParams(_Numbers):
     )
     grammar_after: tuple[str, ...] = attrs.field(
         converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Grammar"}
+    )
+    reasoning_budget_message: str = attrs.field(
+        default="", validator=attrs.validators.instance_of(str), metadata={"sampler": "Reasoning budget"}
+    )
+    reasoning_markers: tuple[str, ...] = attrs.field(
+        converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Reasoning budget"}
     )
     stop: tuple[str, ...] = attrs.field(converter=_optional_texts, validator=_no_empty_texts, default=())
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)

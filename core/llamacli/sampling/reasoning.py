@@ -1,7 +1,8 @@
-"""Grammars that apply after a reply's reasoning."""
+"""Grammars that apply after a reply's reasoning, and limits of its length."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy.typing as npt
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.grammar import Grammar
+from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.sampler import Sampler
+from llamacli.tokenizer import Tokenizer
 
 _BLANKS = ("\n\n", "\n", " ")
 
@@ -125,3 +128,87 @@ class GrammarAfter(Sampler):
         self._besides = frozenset() if rest else self._blanks
         if rest:
             self._grammar.accept_bytes(rest)
+
+
+class ReasoningBudget(Sampler):
+    """Limit of the tokens of reasoning, after which its end is forced.
+
+    - `opens`: text that begins reasoning, "" if the prompt has. `closes`: text that ends it.
+    - `budget`: number of tokens between them, of all reasoning together. `message`: text before the forced end.
+
+    Markers may be spelled by characters or by special tokens. A character that has begun is completed first. As
+    llama.cpp's `--reasoning-budget`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, opens: str, closes: str, budget: int, message: str):
+        self._tokenizer, self._opens, self._closes, self._budget = tokenizer, opens.encode(), closes.encode(), budget
+        self._forced = tokenizer.encode_run(message, continues=True) if message else []
+        self._forced += tokenizer.encode(closes, add_special=False, parse_special=True)
+        self._n_left, self._n_forced, self._recent = budget, 0, b""
+        self._is_inside = not opens
+
+    @classmethod
+    def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> ReasoningBudget | None:
+        """Make the sampler, None without a budget or markers.
+
+        Raises InvalidRequestError without a tokenizer.
+        """
+        if params.reasoning_budget < 0 or not params.reasoning_markers:
+            return None
+        if tokenizer is None:
+            raise InvalidRequestError("a reasoning budget needs a tokenizer")
+        opens, closes, *_ = (*params.reasoning_markers, "")
+        if not closes:
+            raise InvalidRequestError(f"reasoning_markers must be two texts, not {params.reasoning_markers!r}")
+        return cls(tokenizer, opens, closes, params.reasoning_budget, params.reasoning_budget_message)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Apply the token mask."""
+        self.restrict(candidates)
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Keep the next token of the forced text alone."""
+        if self._is_inside and self._n_left <= 0 and self._is_complete:
+            candidates.keep_where(candidates.ids == self._forced[self._n_forced])
+            candidates.check_drawable()
+
+    def accept(self, token: int) -> None:
+        """Count a token of reasoning, and look for the markers."""
+        if self._is_inside and self._n_left <= 0 and self._is_complete:
+            self._n_forced += 1
+            if self._n_forced == len(self._forced):
+                self._turn(inside=False)
+            return
+        self._recent += self._tokenizer.piece_bytes(token, unparse_special=True)
+        wanted = self._closes if self._is_inside else self._opens
+        self._n_left -= self._is_inside
+        if wanted and wanted in self._recent:
+            self._turn(inside=not self._is_inside)
+        else:
+            self._recent = self._recent[-max(len(wanted), _LONGEST_CHARACTER) :]
+
+    def reset(self) -> None:
+        """Reset to the begin of the reply."""
+        self._n_left, self._n_forced, self._recent = self._budget, 0, b""
+        self._is_inside = not self._opens
+
+    def clone(self) -> ReasoningBudget:
+        """An independent copy in the same state."""
+        return copy.copy(self)
+
+    @property
+    def _is_complete(self) -> bool:
+        """True if the latest text does not end within a character."""
+        lead = next((n for n in range(1, _LONGEST_CHARACTER) if self._recent[-n:][:1] >= b"\xc0"), 0)
+        return not lead or len(self._recent[-lead:]) >= _n_bytes(self._recent[-lead])
+
+    def _turn(self, *, inside: bool) -> None:
+        self._is_inside, self._n_forced, self._recent = inside, 0, b""
+
+
+def _n_bytes(lead: int) -> int:
+    """Bytes of a character in UTF-8 by its first byte."""
+    return 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2
+
+
+_LONGEST_CHARACTER = 4

@@ -39,6 +39,7 @@ class ReplyFormat:
 
     - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
       rendered text and `tools` those of the request.
+    - `begun`: text of the reply that follows the rendered text in the prompt.
     - `markers`: special tokens that the reader sees as text.
     - `end_ids`: tokens that end the reply besides the file's own.
     - `end_text`: text that ends the reply, "" for none.
@@ -46,6 +47,7 @@ class ReplyFormat:
 
     syntax: Syntax
     prompt: str = ""
+    begun: str = ""
     tools: Tools = attrs.field(default=False, hash=False)
     markers: Mapping[int, str] = attrs.field(factory=dict, hash=False)
     end_ids: frozenset[int] = frozenset()
@@ -158,6 +160,20 @@ class TextDelta:
 
 
 @attrs.frozen
+class ArgumentsDelta:
+    """Text of the arguments of tool call `number`, in JSON.
+
+    It follows the text sent before. The first of a call may be empty. They join to the arguments of the `ToolCallDelta`
+    that follows.
+    """
+
+    index: int
+    number: int
+    name: str
+    text: str
+
+
+@attrs.frozen
 class ToolCallDelta:
     """Complete tool call of a choice, its `number` counted from 0."""
 
@@ -239,7 +255,18 @@ class Failed:
     error: ServeError
 
 
-Event = Admitted | PromptProgress | TextDelta | ToolCallDelta | PromptLogprobs | Embedding | Finished | Done | Failed
+Event = (
+    Admitted
+    | PromptProgress
+    | TextDelta
+    | ArgumentsDelta
+    | ToolCallDelta
+    | PromptLogprobs
+    | Embedding
+    | Finished
+    | Done
+    | Failed
+)
 
 
 # --- interface

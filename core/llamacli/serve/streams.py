@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import attrs
 
-from llamacli.serve.requests import Done, Event, Failed, PromptProgress, TextDelta
+from llamacli.serve.requests import ArgumentsDelta, Done, Event, Failed, PromptProgress, TextDelta
 
 
 class EventStream:
@@ -82,12 +82,16 @@ class EventStream:
                 if isinstance(other, PromptProgress):
                     self._events[i] = event
                     return
-        if isinstance(event, TextDelta):
+        if isinstance(event, TextDelta | ArgumentsDelta):
             for i in range(len(self._events) - 1, -1, -1):
                 other = self._events[i]
                 if getattr(other, "index", event.index) != event.index:
                     continue  # of another choice
-                if isinstance(other, TextDelta) and other.reasoning == event.reasoning:
+                if isinstance(event, ArgumentsDelta):
+                    if isinstance(other, ArgumentsDelta) and other.number == event.number:
+                        self._events[i] = attrs.evolve(other, text=other.text + event.text)
+                        return
+                elif isinstance(other, TextDelta) and other.reasoning == event.reasoning:
                     tokens = (*other.tokens, *event.tokens)
                     self._events[i] = attrs.evolve(other, text=other.text + event.text, tokens=tokens)
                     return

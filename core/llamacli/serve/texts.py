@@ -6,12 +6,13 @@ import collections
 from collections.abc import Iterable
 
 from llamacli.chat.logprobs import Drawn, take_content, token_logprob
-from llamacli.chat.messages import Piece
+from llamacli.chat.messages import CallDelta, Piece
 from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
 from llamacli.generation.text import DrawnText
 from llamacli.sampling import LogProbs
 from llamacli.serve.requests import (
+    ArgumentsDelta,
     Event,
     Finished,
     FinishReason,
@@ -43,6 +44,8 @@ class ChoiceText(DrawnText[Event]):
         self._includes_stop = request.include_stop
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
+        if reply and self._reader:
+            self._reader.begin(reply.begun)
         self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
         self._has_bytes = self.has_newline = False
@@ -119,6 +122,8 @@ class ChoiceText(DrawnText[Event]):
                     events.append(TextDelta(self._index, event.text, reasoning=True))
                 else:
                     events += self._content(event.text, start)
+            elif isinstance(event, CallDelta):
+                events.append(ArgumentsDelta(self._index, self._n_calls, event.name, event.text))
             else:
                 events.append(ToolCallDelta(self._index, self._n_calls, event))
                 self._n_calls += 1

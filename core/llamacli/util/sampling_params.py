@@ -50,6 +50,8 @@ class SamplerEntry(NamedTuple):
 SAMPLERS = (
     SamplerEntry("Grammar", "grammar.Grammar triggers.LazyGrammar reasoning.GrammarAfter", "", "grammar",
                  when_greedy=True, first=True),
+    SamplerEntry("Reasoning budget", "reasoning.ReasoningBudget", "Reasoning", "reasoning_budget", when_greedy=True,
+                 first=True),
     SamplerEntry("Suppressed tokens", "penalties.SuppressTokens", "", "suppress_tokens", when_greedy=True, first=True),
     SamplerEntry("Allowed tokens", "restrictions.AllowedTokens", "", "allowed_tokens", when_greedy=True, first=True),
     SamplerEntry("Bad words", "restrictions.BadWords", "", "bad_words", when_greedy=True, first=True),
@@ -127,6 +129,10 @@ class SamplingNumbers:
     """Numeric fields of SamplingParams, their values here `Parameter`s."""
 
     # fmt: off
+    reasoning_budget: int = _number(
+        "Reasoning budget", -1, "Tokens of reasoning in a chat's reply after which its end is forced; 0: no reasoning, "
+        "-1: no limit.", low=-1, names="reasoning_budget_tokens thinking_budget_tokens thinking_budget "
+        "thinking_token_budget")
     temperature: float = _number(
         "Temperature", 0.0, "Temperature by which logits are divided; 0: greedy decoding.", default=0.8, key="temp",
         flags="temp", lenient=True)

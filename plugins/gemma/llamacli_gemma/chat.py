@@ -140,6 +140,7 @@ FORMATS = (
         tokens=("<|turn>", "<turn|>", "<|channel>", "<channel|>"),
         syntax=Spans(
             reasoning=Span("<|channel>thought", "<channel|>"),
+            dropped=("<|channel>", "<channel|>"),
             calls=Calls("<|tool_call>", "<tool_call|>", written_calls, grammar=call_grammar),
         ),
     ),

@@ -69,7 +69,8 @@ def test_replies_of_files_with_a_template_too() -> None:
     fmt, _ = found(*TOKENS, architecture="lfm2moe", template="{{ messages }}")
     reader = fmt.syntax.reader("", tools=True)
     text = '<think>Hm.</think>Well.<|tool_call_start|>[f(x=[1, {"a": true}])]<|tool_call_end|>'
-    assert reader.feed(text) + reader.flush() == [
+    events = [event for event in reader.feed(text) + reader.flush() if isinstance(event, Piece | ToolCall)]
+    assert events == [
         Piece("Hm.", reasoning=True), Piece("Well."), ToolCall("f", {"x": [1, {"a": True}]})
     ]  # fmt: skip
 

@@ -71,7 +71,7 @@ def test_calls_are_json_after_a_tag_or_alone() -> None:
     fmt, _ = found(TAGS, pieces=False, template='<|start_header_id|> <|eot_id|> "parameters": ')
     for text in ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}', '{"name": "f", "parameters": {"x": 1}}'):
         reader = fmt.syntax.reader("", tools=True)
-        assert reader.feed(text) + reader.flush() == [ToolCall("f", {"x": 1})]
+        assert (reader.feed(text) + reader.flush())[-1] == ToolCall("f", {"x": 1})
 
 
 MISTRAL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")

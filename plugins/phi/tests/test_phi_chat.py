@@ -87,7 +87,7 @@ class TestPhi4Mini:
         fmt, _ = found(template="<|tool|><|/tool|>")
         reader = fmt.syntax.reader("", tools=True)
         events = reader.feed('Well.<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>') + reader.flush()
-        assert events == [Piece("Well."), ToolCall("f", {})]
+        assert [event for event in events if isinstance(event, Piece | ToolCall)] == [Piece("Well."), ToolCall("f", {})]
 
 
 def test_other_formats_are_not_detected() -> None:

@@ -92,7 +92,8 @@ def test_options() -> None:
     named = chat_of(tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True})
     assert (named.tool_choice.function.name, named.parallel_tool_calls) == ("weather", False)
     assert chat_of(thinking={"type": "disabled"}).enable_thinking is False
-    assert chat_of(thinking={"type": "enabled", "budget_tokens": 9}).enable_thinking is True
+    thinking = chat_of(thinking={"type": "enabled", "budget_tokens": 9})
+    assert (thinking.enable_thinking, thinking.thinking_budget_tokens) == (True, 9)
     wanted = {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}
     chat = chat_of(output_config=wanted)
     assert (chat.reasoning_effort, chat.response_format.json_schema.schema) == ("low", SCHEMA)

@@ -41,7 +41,7 @@ OWN_CALLS = ["google-gemma-4-31B-it", "mistralai-Mistral-Nemo-Instruct-2407"]
 """Templates whose calls have a notation of their own, which is derived from them or known."""
 
 OTHERS = ["HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"]
-"""Templates without calls, or whose calls are not known with this vocabulary."""
+"""Templates without tools, which have the generic notation."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def replied(model: Model, prompt: Prompt, request: ChatRequest, n: int = 400) ->
     return text, [event for event in events if isinstance(event, ToolCall)]
 
 
-@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS])
+@pytest.mark.parametrize("template", [*JSON_CALLS, *OWN_CALLS, *OTHERS])
 def test_required_calls(template: str, prepare, model: Model) -> None:
     options = {"tools": [FIND], "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": False}
     prompt, request = prepare(template, **options)
@@ -95,12 +95,6 @@ def test_schemas(template: str, prepare, model: Model) -> None:
     prompt, request = prepare(template, json_schema=PARAMETERS, enable_thinking=False)
     text, _ = replied(model, prompt, request)
     assert json.loads(text)["animal"] in ANIMAL["enum"]
-
-
-@pytest.mark.parametrize("template", OTHERS)
-def test_calls_that_cannot_be_forced_are_refused(template: str, prepare) -> None:
-    with pytest.raises(BadRequestError):
-        prepare(template, tools=[FIND], tool_choice="required")
 
 
 @pytest.mark.parametrize("template", [*JSON_CALLS, "google-gemma-4-31B-it"])
@@ -128,6 +122,33 @@ def test_continued_texts(template: str, reasoning: str | None, prepare) -> None:
     reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=False)
     pieces = [*reader.feed("red."), *reader.flush()]
     assert "".join(piece.text for piece in pieces if isinstance(piece, Piece) and not piece.reasoning) == "red."
+
+
+@pytest.mark.parametrize(("template", "opens", "closes"), [
+    ("Qwen-Qwen3-0.6B", "<think>\n", "</think>"),
+    ("HuggingFaceTB-SmolLM3-3B", "<think>", "</think>"),
+    ("openai-gpt-oss-120b", "<|channel|>analysis<|message|>",
+     "<|end|><|start|>assistant<|channel|>final<|message|>"),
+])  # fmt: skip
+@pytest.mark.parametrize("content", ["", "The fox is "])
+def test_continued_reasoning(template: str, opens: str, closes: str, content: str, prepare) -> None:
+    message = {"role": "assistant", "content": content, "reasoning_content": "Look under <think>"}
+    continues = "reasoning_content" if content else True
+    prompt, _ = prepare(template, messages=[*HI[1:], message], continue_final_message=continues)
+    assert prompt.text.endswith("Look under <think>")
+    assert prompt.reply.prompt.rstrip().endswith(opens.rstrip())
+    assert prompt.constraint.markers[0] == ""
+    reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=False)
+    reader.begin(prompt.reply.begun)
+    pieces = [*reader.feed(f" the tree.{closes}Red."), *reader.flush()]
+    for reasoning, text in ((True, " the tree."), (False, "Red.")):
+        assert "".join(piece.text for piece in pieces if piece.reasoning is reasoning) == text
+
+
+def test_reasoning_that_a_template_does_not_have(prepare) -> None:
+    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    with pytest.raises(BadRequestError, match="have no reasoning to continue"):
+        prepare("google-gemma-2-2b-it", messages=[*HI[1:], message], continue_final_message=True)
 
 
 def test_parts_of_contents_are_joined() -> None:

@@ -15,6 +15,7 @@ from llamacli.serve.errors import InternalError
 from llamacli.serve.ray.replay import Sent
 from llamacli.serve.requests import (
     Admitted,
+    ArgumentsDelta,
     Done,
     Embedding,
     Event,
@@ -54,6 +55,7 @@ def runs(draw: st.DrawFn, texts: list[tuple[str, str]]) -> list[Event]:
     parts = []
     for index, (reasoning, text) in enumerate(texts):
         own: list[Event] = [*draw(divided(reasoning, index, True)), *draw(divided(text, index, False))]
+        own += [ArgumentsDelta(index, 0, "f", part.text) for part in draw(divided(text, index, False))]
         own += [ToolCallDelta(index, 0, ToolCall("f", {})), Finished(index, "stop")]
         parts.append(own)
     while any(parts):
@@ -76,9 +78,10 @@ def test_replays_give_each_part_once(data: st.DataObject, texts: list[tuple[str,
     sent.restart()
     got += sent.fresh(data.draw(runs(texts)))
     for index, (reasoning, text) in enumerate(texts):
+        assert "".join(e.text for e in got if isinstance(e, ArgumentsDelta) and e.index == index) == text
         assert joined(got, index, True) == (reasoning, [])
         assert joined(got, index, False) == (text, list(range(len(text))))
-    others = [type(event) for event in got if not isinstance(event, TextDelta)]
+    others = [type(event) for event in got if not isinstance(event, TextDelta | ArgumentsDelta)]
     assert len(others) == 4 + 2 * len(texts)
     assert others[0] is Admitted
     assert got[-1] is DONE

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from llamacli.chat.openai import arguments_text, text_of_parts
+from llamacli.chat.openai import text_of_parts
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import chat_prompt
@@ -28,6 +28,7 @@ from llamacli.serve.http.schemas.chat import (
 from llamacli.serve.http.schemas.common import (
     MAX_STOPS,
     MAX_TOOLS,
+    Budget,
     Count,
     ResponseFormat,
     Sampling,
@@ -36,7 +37,7 @@ from llamacli.serve.http.schemas.common import (
 )
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
 from llamacli.serve.http.sse import event
-from llamacli.serve.requests import Done, Event, Finished, TextDelta, ToolCallDelta, Usage
+from llamacli.serve.requests import ArgumentsDelta, Done, Event, Finished, TextDelta, ToolCallDelta, Usage
 
 _CACHED = "prefixes are cached in any case; texts do not depend on it"
 _SERVER_TOOLS = Refused("the client calls tools")
@@ -97,11 +98,10 @@ class Choice(Schema, kw_only=True):
 
 
 class Thinking(Schema, kw_only=True):
-    """Reasoning: `enabled`, `adaptive` or `disabled`; `display` may be `omitted`."""
-
-    foreign: ClassVar[Foreign] = {"budget_tokens": "reasoning has no limit of its own; max_tokens holds for all"}
+    """Reasoning: `enabled`, `adaptive` or `disabled`, with a budget; `display` may be `omitted`."""
 
     type: str
+    budget_tokens: Budget | None = None
     display: str | None = None
 
 
@@ -188,7 +188,7 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
     if thinking is not None and thinking.type not in ("enabled", "adaptive", "disabled"):
         reason = "it must be enabled, adaptive or disabled"
         raise BadRequestError(f"thinking.type is {thinking.type!r}; {reason}", "thinking.type")
-    return ChatRequest(
+    chat = ChatRequest(
         messages=turns,
         model=request.model,
         max_tokens=request.max_tokens,
@@ -203,6 +203,9 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
         reasoning_effort=output.effort,
         continue_final_message=last.role == "assistant" and not last.tool_calls,
     )
+    if thinking is not None and thinking.budget_tokens is not None:
+        chat.thinking_budget_tokens = thinking.budget_tokens
+    return chat
 
 
 def _turns(message: Message, path: str) -> list[ChatMessage]:
@@ -288,7 +291,7 @@ class MessageShapes:
     def __init__(self, request: MessagesRequest, made: Prepared):
         self._made, self._blocks = made, list[dict[str, Any]]()
         self._shows_thinking = request.thinking is None or request.thinking.display != "omitted"
-        self._is_open = False
+        self._is_open, self._n_sent = False, 0
         self._reason: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
         self._usage = Usage(sum(map(len, made.generation.prompts)))
 
@@ -312,11 +315,12 @@ class MessageShapes:
                     yield from self._open({"type": kind, kind: "", **empty})
                 self._blocks[-1][kind] += one.text
                 yield self._delta(f"{kind}_delta", kind, one.text)
+            case ArgumentsDelta():
+                yield from self._call(one, one.name, one.text)
             case ToolCallDelta():
-                block = {"type": "tool_use", "id": call_id(self._made.generation, one), "name": one.call.name}
-                yield from self._open({**block, "input": {}})
-                yield self._delta("input_json_delta", "partial_json", arguments_text(one.call.arguments))
+                yield from self._call(one, one.call.name, one.call.text[self._n_sent :])
                 self._blocks[-1]["input"] = one.call.arguments
+                yield from self._close()
             case Finished():
                 yield from self._close()
                 ends = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -327,16 +331,26 @@ class MessageShapes:
                 yield {"type": "message_delta", "delta": self._reason, "usage": self._counts()}
                 yield {"type": "message_stop"}
 
+    def _call(self, one: ArgumentsDelta | ToolCallDelta, name: str, text: str) -> Iterator[dict[str, Any]]:
+        """Events of the next text of a call's arguments."""
+        if not self._is_open or self._blocks[-1]["type"] != "tool_use":
+            yield from self._open(
+                {"type": "tool_use", "id": call_id(self._made.generation, one), "name": name, "input": {}}
+            )
+        self._n_sent += len(text)
+        if text:
+            yield self._delta("input_json_delta", "partial_json", text)
+
     def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
         self._blocks.append(block)
-        self._is_open = True
+        self._is_open, self._n_sent = True, 0
         yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}}
 
     def _close(self) -> Iterator[dict[str, Any]]:
         if not self._is_open:
             return
-        self._is_open = False
+        self._is_open, self._n_sent = False, 0
         if self._blocks[-1]["type"] == "thinking":
             yield self._delta("signature_delta", "signature", "")
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}

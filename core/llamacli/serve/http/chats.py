@@ -14,6 +14,7 @@ from llamacli.chat import openai
 from llamacli.chat.calls import Tools
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
+from llamacli.chat.continuation import continued
 from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
@@ -29,9 +30,6 @@ MAX_VARIABLES = 256 << 10
 """Size limit of `chat_template_kwargs` as JSON, in characters."""
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_CUT = "\ue000"
-"""Mark of the place where a rendering is cut: a character for private use."""
-
 _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCodec]] = weakref.WeakKeyDictionary()
 
 
@@ -75,12 +73,14 @@ def chat_prompt(
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
     codec = codec_of(model, settings.template, tools is not None)
-    final = messages.pop() if continues else None
+    if request.continue_final_message == "reasoning_content":
+        messages[-1]["content"] = ""
     try:
-        if request.add_generation_prompt is False and final is None:
-            rendering = codec.render(messages, tools=described, variables=variables, add_generation_prompt=False)
+        if continues:
+            rendering = continued(codec, messages, tools=described, variables=variables)
         else:
-            rendering = _rendered(codec, messages, final, described, variables)
+            prompting = request.add_generation_prompt is not False
+            rendering = codec.render(messages, tools=described, variables=variables, add_generation_prompt=prompting)
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
@@ -93,11 +93,12 @@ def chat_prompt(
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
     try:
-        constraint = reply_constraint(codec, rendering.text, schema, grammar, tools)
+        constraint = reply_constraint(codec, rendering.prompt, schema, grammar, tools)
     except InvalidRequestError as error:
         if str(error).startswith("json_schema"):
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
+    constraint = attrs.evolve(constraint, markers=codec.thought_markers(rendering))
     return Prompt(rendering.text, tuple(ids), reply_format(codec, rendering, described or (), variables), constraint)
 
 
@@ -143,7 +144,8 @@ def reply_format(codec: ChatCodec, rendering: Rendering, tools: Tools, variables
     markers = {token: codec.spelled(token) for token in codec.template.structure}
     return ReplyFormat(
         syntax=codec.syntax,
-        prompt=rendering.text,
+        prompt=rendering.prompt,
+        begun=rendering.begun,
         tools=tools,
         markers={token: text for token, text in markers.items() if text},
         end_ids=ends.tokens,
@@ -256,46 +258,3 @@ def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
         described.append({"type": "function", "function": function})
     return described
-
-
-def _rendered(
-    codec: ChatCodec,
-    messages: list[dict[str, Any]],
-    final: dict[str, Any] | None,
-    tools: list[dict[str, Any]] | None,
-    variables: dict[str, Any],
-) -> Rendering:
-    """Rendering of messages, and of the beginning of the reply in `final`.
-
-    The template writes that message, with what it puts before its text, such as reasoning. Where the template leaves
-    the text out, it follows the generation prompt.
-    """
-    if final is not None and final["content"]:
-        marked = {**final, "content": final["content"] + _CUT}
-        whole = codec.render([*messages, marked], tools=tools, variables=variables, add_generation_prompt=False)
-        if (cut := _cut(whole)) is not None:
-            return cut
-    rendering = codec.render(messages, tools=tools, variables=variables)
-    return rendering if final is None else _continued(rendering, final["content"])
-
-
-def _cut(rendering: Rendering) -> Rendering | None:
-    """Rendering up to the mark, None if the mark is not there."""
-    for i in reversed(range(len(rendering.parts))):
-        part = rendering.parts[i]
-        if isinstance(part, str) and _CUT in part:
-            head = part.rpartition(_CUT)[0]
-            return Rendering(rendering.text.rpartition(_CUT)[0], [*rendering.parts[:i], head])
-    return None
-
-
-def _continued(rendering: Rendering, text: str) -> Rendering:
-    """Rendering with the beginning of the reply."""
-    if not text:
-        return rendering
-    parts = list(rendering.parts)
-    if parts and isinstance(parts[-1], str):
-        parts[-1] += text
-    else:
-        parts.append(text)
-    return Rendering(rendering.text + text, parts)

@@ -165,7 +165,7 @@ def sampling_params(
     given["end_token_ids"] = tuple(ends)
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after
-    given["n_probs"] = n_probs
+    given["reasoning_markers"], given["n_probs"] = constraint.markers, n_probs
     try:
         return params_with_defaults(given, model.metadata, n_ctx, model.find_sampler)
     except InvalidRequestError as error:

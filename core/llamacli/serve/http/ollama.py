@@ -289,7 +289,11 @@ class _Shapes:
         """The response without a stream."""
         choice = reply.choices[0]
         self._finish = choice.finish
-        calls = [{"function": {"name": one.name, "arguments": one.arguments}} for _, one in choice.calls]
+        calls = [
+            {"function": {"name": one.name, "arguments": one.arguments}}
+            for _, one in choice.calls
+            if one.partial is None
+        ]
         logprobs = {} if self._n_top is None else {"logprobs": self._logprobs(choice.tokens)}
         content = self._content("".join(choice.text), "".join(choice.reasoning), calls)
         return {**self._head(), **content, **logprobs, **self._end(Done(reply.usage, reply.timings))}
@@ -302,7 +306,7 @@ class _Shapes:
             case TextDelta():
                 logprobs = {} if self._n_top is None else {"logprobs": self._logprobs(one.tokens)}
                 yield {**self._head(), **self._content(one.text, "", []), **logprobs, "done": False}
-            case ToolCallDelta():
+            case ToolCallDelta() if one.call.partial is None:
                 calls = [{"function": {"name": one.call.name, "arguments": one.call.arguments}}]
                 yield {**self._head(), **self._content("", "", calls), "done": False}
             case Finished():

@@ -14,6 +14,7 @@ import attrs
 from llamacli.chat import openai
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.requests import (
+    ArgumentsDelta,
     Done,
     Embedding,
     Event,
@@ -85,7 +86,7 @@ async def joined(events: AsyncIterator[Event], request: GenerationRequest | None
     return reply
 
 
-def call_id(request: GenerationRequest, event: ToolCallDelta) -> str:
+def call_id(request: GenerationRequest, event: ArgumentsDelta | ToolCallDelta) -> str:
     """Id of a tool call.
 
     Nine letters and digits, as some templates insist on.

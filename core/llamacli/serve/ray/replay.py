@@ -11,6 +11,9 @@ import attrs
 from llamacli.serve import requests
 from llamacli.serve.errors import InternalError
 
+_CONTENT, _REASONING = -2, -1
+"""Kinds of text; others are the numbers of calls."""
+
 
 @attrs.define(eq=False)
 class _Text:
@@ -35,8 +38,8 @@ class Sent:
 
     def __init__(self) -> None:
         self.started = False
-        self._sent: dict[tuple[int, bool], _Text] = {}  # by choice and by whether it is reasoning
-        self._seen: dict[tuple[int, bool], _Text] = {}
+        self._sent: dict[tuple[int, int], _Text] = {}  # by choice and kind
+        self._seen: dict[tuple[int, int], _Text] = {}
         self._n_tokens: dict[int, int] = {}
         self._n_tokens_seen: dict[int, int] = {}
         self._others: set[tuple[str, int, int]] = set()  # kind, index, number
@@ -64,6 +67,10 @@ class Sent:
                     yield event
             case requests.TextDelta():
                 yield from self._fresh_text(event)
+            case requests.ArgumentsDelta():
+                text = self._fresh_part((event.index, event.number), event.text)
+                if text:
+                    yield attrs.evolve(event, text=text)
             case requests.ToolCallDelta(index=index, number=number):
                 yield from self._once(event, index, number)
             case requests.PromptLogprobs(prompt=prompt) | requests.Embedding(prompt=prompt):
@@ -82,23 +89,27 @@ class Sent:
             yield event
 
     def _fresh_text(self, event: requests.TextDelta) -> Iterator[requests.TextDelta]:
-        kind = event.index, event.reasoning
-        sent, seen = self._sent.setdefault(kind, _Text()), self._seen.setdefault(kind, _Text())
-        n_left = max(0, sent.n_chars - seen.n_chars)
-        skipped, text = event.text[:n_left], event.text[n_left:]
-        if n_left:
-            seen.add(skipped)
-            if seen.n_chars == sent.n_chars and seen.digest.digest() != sent.digest.digest():
-                raise InternalError("the request was repeated on another replica, which gave another text")
+        text = self._fresh_part((event.index, _REASONING if event.reasoning else _CONTENT), event.text)
         n_sent, n_seen = self._n_tokens.get(event.index, 0), self._n_tokens_seen.get(event.index, 0)
         tokens = event.tokens[max(0, n_sent - n_seen) :]
         self._n_tokens_seen[event.index] = n_seen + len(event.tokens)
         self._n_tokens[event.index] = max(n_sent, n_seen + len(event.tokens))
+        if text or tokens:
+            yield attrs.evolve(event, text=text, tokens=tokens)
+
+    def _fresh_part(self, kind: tuple[int, int], text: str) -> str:
+        """Rest of a text that the client does not have."""
+        sent, seen = self._sent.setdefault(kind, _Text()), self._seen.setdefault(kind, _Text())
+        n_left = max(0, sent.n_chars - seen.n_chars)
+        skipped, text = text[:n_left], text[n_left:]
+        if n_left:
+            seen.add(skipped)
+            if seen.n_chars == sent.n_chars and seen.digest.digest() != sent.digest.digest():
+                raise InternalError("the request was repeated on another replica, which gave another text")
         if text:
             sent.add(text)
             seen.add(text)
-        if text or tokens:
-            yield attrs.evolve(event, text=text, tokens=tokens)
+        return text
 
     def _expect_all(self, index: int) -> None:
         """Refuse an end before the text that was sent."""

@@ -13,6 +13,7 @@ from llamacli.serve.errors import QueueFullError
 from llamacli.serve.http import generation
 from llamacli.serve.requests import (
     Admitted,
+    ArgumentsDelta,
     Done,
     Finished,
     PromptLogprobs,
@@ -122,6 +123,19 @@ def test_tool_calls(client, fake) -> None:
         final = stream.get_final_completion()
     assert [one.id for one in final.choices[0].message.tool_calls] == ids
     assert final.choices[0].message.tool_calls[1].function.arguments == message.tool_calls[1].function.arguments
+
+
+def test_arguments_are_streamed(http, fake) -> None:
+    call = ToolCall("paint", partial='{"c": "gr')
+    parts = [ArgumentsDelta(0, 0, "paint", text) for text in ("", '{"c": ', '"g')]
+    fake.script = lambda _: events(*parts, ToolCallDelta(0, 0, call), reason="length")
+    choice = http.chat().json["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "paint", "arguments": '{"c": "gr'}
+    deltas = [chunk["choices"][0]["delta"] for chunk in http.chat(stream=True).events]
+    begun, *rest = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert begun["function"] == {"name": "paint", "arguments": ""}
+    assert rest == [{"index": 0, "function": {"arguments": text}} for text in ('{"c": ', '"g', "r")]
 
 
 def test_conversation_with_tools_is_rendered(client, fake) -> None:
@@ -262,6 +276,24 @@ def test_text_of_messages_never_becomes_special_tokens(http, fake) -> None:
     special = set(fake._model.tokenizer.special_ids) - {fake._model.tokenizer.bos_id}
     assert special
     assert special.isdisjoint(fake.requests[0].prompts[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reasoning_budget",
+        "reasoning_budget_tokens",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+        "thinking_budget",
+    ],
+)
+def test_reasoning_budget(name: str, serve, fake) -> None:
+    http = serve(template="{{ messages[0].content }}<think>")
+    http.chat(**{name: 7, "reasoning_budget_message": "Well."})
+    params = fake.requests[-1].params
+    assert (params.reasoning_budget, params.reasoning_budget_message) == (7, "Well.")
+    assert params.reasoning_markers == ("", "</think>")
 
 
 def test_variables_of_the_template(serve, fake) -> None:

@@ -7,7 +7,7 @@ from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import BadRequestError, InternalError
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
-from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
+from llamacli.serve.requests import Admitted, ArgumentsDelta, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
 
 PAINT = {"type": "function", "name": "paint", "parameters": {"type": "object", "properties": {}}, "strict": True}
 DONE = Done(Usage(9, 4, 5, 2), Timings(0.0, 0.1, 0.1))
@@ -68,6 +68,18 @@ def test_function_calls(client, fake) -> None:
     ]
     client.responses.create(model="demo", input=history, tools=[PAINT])
     assert "painted" in fake._model.decode(fake.requests[1].prompts[0])
+
+
+def test_arguments_are_streamed(http, fake) -> None:
+    parts = [ArgumentsDelta(0, 0, "paint", text) for text in ("", '{"c": ', "1")]
+    ends = [ToolCallDelta(0, 0, ToolCall("paint", {"c": 1})), ToolCallDelta(0, 1, ToolCall("paint", partial="{"))]
+    fake.script = lambda _: [Admitted(0.0), *parts, *ends, Finished(0, "length"), DONE]
+    found = http.send("/v1/responses", {"input": "hi", "stream": True}).events
+    deltas = [one for one in found if one["type"] == "response.function_call_arguments.delta"]
+    assert [(one["output_index"], one["delta"]) for one in deltas] == [(0, '{"c": '), (0, "1"), (0, "}"), (1, "{")]
+    output = found[-1]["response"]["output"]
+    assert [(item["arguments"], item["status"]) for item in output] == [('{"c": 1}', "completed"), ("{", "incomplete")]
+    assert [one["arguments"] for one in found if one["type"].endswith("arguments.done")] == ['{"c": 1}', "{"]
 
 
 def test_error_in_a_stream(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:

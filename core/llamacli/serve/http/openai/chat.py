@@ -13,7 +13,7 @@ from llamacli.serve.http.generation import Prepared, prepared
 from llamacli.serve.http.openai.answers import Shapes, answer
 from llamacli.serve.http.replies import Choice, Reply, call_id
 from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.requests import Event, PromptLogprobs, TextDelta, TokenLogprob, ToolCallDelta
+from llamacli.serve.requests import ArgumentsDelta, Event, PromptLogprobs, TextDelta, TokenLogprob, ToolCallDelta
 
 
 async def chat_completions(call: Call, request: ChatRequest) -> None:
@@ -32,6 +32,7 @@ class ChatShapes(Shapes):
         super().__init__(request, made, ("chatcmpl", "chat.completion", "chat.completion.chunk"))
         self._begun, self._has_begun = echoed_text(request), False
         self._shows_reasoning = request.include_reasoning is not False
+        self._n_sent: dict[tuple[int, int], int] = {}  # characters of arguments by choice and number of call
 
     def _choice(self, index: int, choice: Choice, reply: Reply) -> dict[str, Any]:
         text = self._begun + "".join(choice.text)
@@ -58,13 +59,18 @@ class ChatShapes(Shapes):
                     yield self._chunk(event.index, {"reasoning_content": event.text})
             case TextDelta():
                 yield self._chunk(event.index, {"content": event.text}, self._logprobs(event.tokens))
+            case ArgumentsDelta():
+                yield from self._call(event, event.name, event.text)
             case ToolCallDelta():
-                begin = openai.tool_call(call_id(self._generation, event), event.call)
-                arguments = begin["function"]["arguments"]
-                begin["function"]["arguments"] = ""
-                yield self._chunk(event.index, {"tool_calls": [{"index": event.number, **begin}]})
-                rest = {"index": event.number, "function": {"arguments": arguments}}
-                yield self._chunk(event.index, {"tool_calls": [rest]})
+                n_sent = self._n_sent.get((event.index, event.number), 0)
+                yield from self._call(event, event.call.name, event.call.text[n_sent:])
+
+    def _call(self, event: ArgumentsDelta | ToolCallDelta, name: str, text: str) -> Iterator[dict[str, Any]]:
+        """Chunks of the next text of a call's arguments."""
+        key, identifier = (event.index, event.number), call_id(self._generation, event)
+        for delta in openai.call_deltas(identifier, event.number, name, text, begins=key not in self._n_sent):
+            yield self._chunk(event.index, delta)
+        self._n_sent[key] = self._n_sent.get(key, 0) + len(text)
 
     def _unscored(self, index: int) -> Iterator[dict[str, Any]]:
         if self._awaits_logprobs and not self._has_begun:

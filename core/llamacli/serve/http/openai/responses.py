@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from llamacli.chat.openai import arguments_text, text_of_parts
+from llamacli.chat.openai import text_of_parts
 from llamacli.serve.errors import BadRequestError, ServeError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.generation import prepared
@@ -27,6 +27,7 @@ from llamacli.serve.http.schemas.common import ResponseFormat, Sampling, SchemaF
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
 from llamacli.serve.http.sse import event
 from llamacli.serve.requests import (
+    ArgumentsDelta,
     Done,
     Event,
     Finished,
@@ -228,9 +229,12 @@ class ResponseShapes:
                     yield from self._open(kind)
                 self._text.append(one.text)
                 yield self._part_event(f"{self._part_name}.delta", delta=one.text)
+            case ArgumentsDelta():
+                yield from self._function_call(one, one.name, one.text)
             case ToolCallDelta():
-                yield from self._close()
-                yield from self._function_call(one)
+                n_sent = len(self._output[-1]["arguments"]) if self._in_call else 0
+                yield from self._function_call(one, one.call.name, one.call.text[n_sent:])
+                yield from self._end_function_call("incomplete" if one.call.partial is not None else "completed")
             case Finished():
                 if one.reason == "length":
                     self._status = "incomplete"
@@ -281,22 +285,36 @@ class ResponseShapes:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _function_call(self, one: ToolCallDelta) -> Iterator[dict[str, Any]]:
-        identifier, arguments = call_id(self._generation, one), arguments_text(one.call.arguments)
-        item = {
-            "type": "function_call",
-            "id": f"fc_{identifier}",
-            "call_id": identifier,
-            "name": one.call.name,
-            "arguments": arguments,
-            "status": "completed",
-        }
-        self._output.append(item)
-        yield self._item_event("response.output_item.added", item={**item, "arguments": "", "status": "in_progress"})
-        yield self._item_event("response.function_call_arguments.delta", item_id=item["id"], delta=arguments)
-        yield self._item_event(
-            "response.function_call_arguments.done", item_id=item["id"], name=one.call.name, arguments=arguments
-        )
+    @property
+    def _in_call(self) -> bool:
+        """True if the last item is a function call that goes on."""
+        last = self._output[-1] if self._output else {}
+        return last.get("type") == "function_call" and last["status"] == "in_progress"
+
+    def _function_call(self, one: ArgumentsDelta | ToolCallDelta, name: str, text: str) -> Iterator[dict[str, Any]]:
+        if not self._in_call:
+            yield from self._close()
+            identifier = call_id(self._generation, one)
+            item = {
+                "type": "function_call",
+                "id": f"fc_{identifier}",
+                "call_id": identifier,
+                "name": name,
+                "arguments": "",
+                "status": "in_progress",
+            }
+            self._output.append(item)
+            yield self._item_event("response.output_item.added", item={**item})
+        item = self._output[-1]
+        item["arguments"] += text
+        if text:
+            yield self._item_event("response.function_call_arguments.delta", item_id=item["id"], delta=text)
+
+    def _end_function_call(self, status: str) -> Iterator[dict[str, Any]]:
+        item = self._output[-1]
+        item["status"] = status
+        given = {key: item[key] for key in ("name", "arguments")}
+        yield self._item_event("response.function_call_arguments.done", item_id=item["id"], **given)
         yield self._item_event("response.output_item.done", item=item)
 
     def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -95,7 +95,8 @@ class ToolChoice(Schema, kw_only=True):
 class ChatRequest(Generation, kw_only=True):
     """Request of `/v1/chat/completions` and `/apply-template`.
 
-    With `continue_final_message` the reply continues the last message; with `echo` it begins with that message's text.
+    With `continue_final_message` the reply continues the last message, its reasoning if it has no content or if that is
+    named; with `echo` it begins with that message's text.
     `documents` is a variable of the template. `include_reasoning` false leaves reasoning out of the response;
     `reasoning_format` of llama.cpp may be any that has it apart.
     """
@@ -124,5 +125,5 @@ class ChatRequest(Generation, kw_only=True):
     documents: list[Any] | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None

@@ -63,6 +63,9 @@ class StreamOptions(Schema, kw_only=True):
     include_usage: bool | None = None
 
 
+Budget = Annotated[int, Meta(ge=-1, le=1 << 31, description=PARAMETERS["reasoning_budget"].help)]
+
+
 def sampling_struct(*names: str) -> Any:
     """Base class of schemas with these numeric sampling parameters."""
 
@@ -77,6 +80,11 @@ class Sampling(sampling_struct(*PARAMETERS), Schema, kw_only=True):  # type: ign
     """Sampling parameters; an absent one is the model file's, else llama.cpp's."""
 
     repetition_penalty: Positive | None = None
+    reasoning_budget_tokens: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    reasoning_budget_message: str | None = None
     dry_sequence_breakers: Names | None = None
     samplers: Names | None = None
     seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
@@ -89,7 +97,17 @@ class Sampling(sampling_struct(*PARAMETERS), Schema, kw_only=True):  # type: ign
 
 SAMPLING_FIELDS = {
     "repetition_penalty": "repeat_penalty",
-    **{field: field for field in (*PARAMETERS, "samplers", "dry_sequence_breakers", "allowed_token_ids", "bad_words")},
+    **dict.fromkeys(
+        ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"),
+        "reasoning_budget",
+    ),
+    **{
+        field: field
+        for field in (
+            *(*PARAMETERS, "reasoning_budget_message", "samplers", "dry_sequence_breakers"),
+            *("allowed_token_ids", "bad_words"),
+        )
+    },
 }
 """Fields of SamplingParams by the names of the API."""
 

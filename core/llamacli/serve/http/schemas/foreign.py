@@ -38,7 +38,6 @@ _STORED = "nothing is stored"
 _CACHE = "prefixes are cached in any case; texts do not depend on it"
 _SHIFT = "prompts are never shifted or cut"
 _CHAIN = "the samplers do not have it"
-_BUDGET = Refused("reasoning has no limit of its own; reasoning_effort none turns it off", (-1,))
 
 OPENAI: Foreign = {
     **dict.fromkeys(("user", "safety_identifier"), "clients are told apart by API key"),
@@ -67,8 +66,6 @@ _PEER: Foreign = {
     **dict.fromkeys(("grammar_lazy", "grammar_triggers", "preserved_tokens", "chat_format"),
                     Refused("grammars of tool calls are made by the server")),
     "reasoning_format": "it is for chats",
-    **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"), _BUDGET),
-    "reasoning_budget_message": _BUDGET,
     "reasoning_control": Refused("a running reply takes no commands"),
     "generation_prompt": Refused("the template writes it"),
     "parse_tool_calls": Refused("calls are always parsed", (True,)),
