@@ -163,12 +163,22 @@ def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: 
 class TensorSpec:
     """Expected tensor: shape, rows first, and `optional`.
 
-    A file may lack an optional one. An `unused` tensor may be in files, but nothing reads it.
+    A file may lack an optional one, and have one of the `other` shape in its place. An `unused` tensor may be in files,
+    but nothing reads it.
     """
 
     shape: tuple[int, ...]
     optional: bool = False
     unused: bool = False
+    other: tuple[int, ...] | None = None
+
+    def shape_of(self, found: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Shape that a tensor of a file is read with.
+
+        None if it does not fit.
+        """
+        shapes = (self.shape,) if self.other is None else (self.shape, self.other)
+        return next((shape for shape in shapes if _without_ones(shape) == _without_ones(found)), None)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,6 +232,8 @@ class TensorTable:
         self._unused, self._nextn = unused or nextn, nextn
         self._specs: dict[str, TensorSpec] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
+        self._only_with: dict[str, str] = {}
+        self._choices: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = []
         self._full_names: set[str] = set()
         self._blocks: dict[str, TensorTable] = {}  # by prefix and number, such as "blk.0"
 
@@ -234,17 +246,24 @@ class TensorTable:
         needs_bias: bool = False,
         scale: tuple[int, ...] | None = None,
         needs_scale: bool = False,
+        other: tuple[int, ...] | None = None,
+        only_with: str = "",
     ) -> None:
         """Add the parameter of `{name}.weight`; its attribute has `_` for dots.
 
         With `bias`, the file may also have `{name}.bias`, one float a row of the weight, or as many as a weight of one
         dimension has; it must have it if the parameter `needs_bias`. Any matrix may have `{name}.scale`, one number
         that multiplies its products, or one an expert; `scale` is another shape for it, which the file must have if
-        the parameter `needs_scale`.
+        the parameter `needs_scale`. The weight of a file may also have the `other` shape. Nothing depends on the
+        parameter in a file without the one that it is `only_with`.
         """
-        self._specs[f"{name}.weight"] = TensorSpec(shape, optional)
+        if only_with:
+            self._only_with[name] = only_with
+        self._specs[f"{name}.weight"] = TensorSpec(shape, optional, other=other)
         if bias or needs_bias:
-            self._specs[f"{name}.bias"] = TensorSpec(shape if len(shape) == 1 else shape[:-1], optional=not needs_bias)
+            self._specs[f"{name}.bias"] = TensorSpec(
+                shape if len(shape) == 1 else shape[:-1], optional=not needs_bias, other=other and other[:-1]
+            )
         if scale is None and len(shape) > 1:
             scale = shape[:-2] or (1,)
         if scale is not None:
@@ -273,9 +292,21 @@ class TensorTable:
         self.add(name, *first[:-2], n_rows, first[-1], bias=bias, needs_bias=needs_bias)
         self._fused[name] = tuple(parts)
 
-    def add_unused(self, name: str, *shape: int) -> None:
-        """Add a parameter that files may have but nothing depends on."""
-        self._specs[f"{name}.weight"] = TensorSpec(shape, optional=True, unused=True)
+    def choose(self, first: Sequence[str], second: Sequence[str], *, prefer: bool = True) -> None:
+        """Add a choice: files have the parameters `first` or `second`.
+
+        These are names that were added before. A file has the first ones if it has the first of them; then nothing
+        depends on the second ones, as in llama.cpp. Otherwise it has the second ones, if any of them and none of the
+        first. Tiny files have the first if `prefer`.
+        """
+        self._choices.append((tuple(first), tuple(second), prefer))
+
+    def add_unused(self, name: str, *shape: int, kind: str = "weight") -> None:
+        """Add a parameter that files may have but nothing depends on.
+
+        Or its bias, as `kind`.
+        """
+        self._specs[f"{name}.{kind}"] = TensorSpec(shape, optional=True, unused=True)
 
     @property
     def unused(self) -> set[str]:
@@ -325,7 +356,8 @@ class TensorTable:
         tensors are left out.
         """
         parts = [part for names in self._fused.values() for part in names] if fused else [*self._fused]
-        left_out = {f"{name}.{kind}" for name in parts for kind in ("weight", "bias", "scale")}
+        parts += [name for first, second, prefer in self._choices for name in (second if prefer else first)]
+        left_out = {*parts, *_full_names(parts)}
         found = {
             name: spec.shape
             for name, spec in self._specs.items()
@@ -343,19 +375,19 @@ class TensorTable:
         With `nextn`, those of multi-token-prediction heads are matched too. Raises ModelFormatError with the first
         mismatches and their number: tensors that are missing, of another shape, or unknown.
         """
-        others = set(self._not_chosen(file, ""))
-        expected = {name: spec for name, spec in self.items(nextn=nextn) if name not in others}
+        others, ignored = set(self._not_chosen(file, "")), self.ignored(file)
+        expected = {name: spec for name, spec in self.items(nextn=nextn) if name not in others | ignored}
         problems = [
             f"tensor {name} is missing, expected {spec.shape}"
             for name, spec in expected.items()
             if name not in file.tensors and not spec.optional
         ]
         for name, info in file.tensors.items():
-            if name not in expected:
+            if name not in expected and name not in ignored:
                 if name.endswith(_INPUT_SCALE) and f"{name.removesuffix(_INPUT_SCALE)}.weight" in expected:
                     continue
                 problems.append(f"tensor {name} {info.shape} is not one that the architecture reads")
-            elif _without_ones(info.shape) != _without_ones(expected[name].shape):
+            elif name in expected and expected[name].shape_of(info.shape) is None:
                 problems.append(f"tensor {name} has shape {info.shape}, expected {expected[name].shape}")
         if problems:
             more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -375,15 +407,39 @@ class TensorTable:
         A file has either the parts or the whole; the names of the other are yielded.
         """
         for whole, parts in self._fused.items():
-            for name in parts if f"{prefix}{whole}.weight" in file.tensors else [whole]:
-                yield from (f"{prefix}{name}.{kind}" for kind in ("weight", "bias", "scale"))
+            others = parts if f"{prefix}{whole}.weight" in file.tensors else [whole]
+            yield from (f"{prefix}{name}" for name in _full_names(others))
+        for first, second, _ in self._choices:
+            if not any(name in file.tensors for name in _prefixed(prefix, first)) and any(
+                name in file.tensors for name in _prefixed(prefix, second)
+            ):
+                yield from _prefixed(prefix, first)
         for place, block in self._blocks.items():
             yield from block._not_chosen(file, f"{place}.")
+
+    def ignored(self, file: ModelFile, prefix: str = "") -> set[str]:
+        """Full names that nothing depends on in a file.
+
+        Because of others that it has, or has not.
+        """
+        found = {
+            name
+            for first, second, _ in self._choices
+            if f"{prefix}{first[0]}.weight" in file.tensors
+            for name in _prefixed(prefix, second)
+        }
+        for name, needed in self._only_with.items():
+            if f"{prefix}{needed}.weight" not in file.tensors:
+                found |= {*_prefixed(prefix, [name])}
+        return found.union(*(block.ignored(file, f"{place}.") for place, block in self._blocks.items()))
 
     def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
         def tensor(name: str) -> Tensor | None:
             full = prefix + name
-            return Tensor(full, self._specs[name].shape) if full in file.tensors else None
+            if full not in file.tensors:
+                return None
+            spec = self._specs[name]
+            return None if spec.unused else Tensor(full, spec.shape_of(file.tensors[full].shape) or spec.shape)
 
         found: dict[str, Param | None] = {}
         for key in self._specs:
@@ -401,6 +457,16 @@ class TensorTable:
                 n_rows = [self._specs[f"{part}.weight"].shape[-2] for part in parts]
                 found |= zip(parts, fused.split(*n_rows), strict=True)
         return found
+
+
+def _full_names(names: Sequence[str]) -> Iterator[str]:
+    """Full names of the tensors that parameters may have."""
+    return (f"{name}.{kind}" for name in names for kind in ("weight", "bias", "scale"))
+
+
+def _prefixed(prefix: str, names: Sequence[str]) -> Iterator[str]:
+    """Full names of parameters, or of tensors, in a block."""
+    return (f"{prefix}{name}" for name in (*names, *_full_names(names)))
 
 
 def _sizes(metadata: Metadata) -> list[str]:

@@ -398,7 +398,7 @@ def load_model(
             graph = trace(architecture, config, weights)
         tokenizer = _tokenizer_of(file.metadata, architecture)
         _check_vocabulary(file, config, tokenizer)
-        _check_all_read(file, graph, table.unused)
+        _check_all_read(file, graph, table.unused | table.ignored(file))
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
         _expect_read(file.metadata, overridden)
         _warn_of_unread_keys(file.metadata, config.architecture)

@@ -41,7 +41,10 @@ from llamacli.ops.activations import swiglu_late_clamped as swiglu_late_clamped
 from llamacli.ops.activations import tanh as tanh
 
 # Blocks that several families share
+from llamacli.blocks.decoder import Decoder as Decoder
+from llamacli.blocks.decoder import DecoderConfig as DecoderConfig
 from llamacli.blocks.mixture import SHARED as SHARED
+from llamacli.blocks.mixture import Mixture as Mixture
 from llamacli.blocks.mixture import add_experts as add_experts
 from llamacli.blocks.mixture import add_network as add_network
 from llamacli.blocks.mixture import expert_groups as expert_groups
@@ -105,8 +108,8 @@ from llamacli.loaders import ArrayFile as ArrayFile
 from llamacli.loaders import Loader as Loader
 
 # Tokenizers
-from llamacli.tokenizer.added import NamedPreTokenizer as NamedPreTokenizer
-from llamacli.tokenizer.added import TokenizerModel as TokenizerModel
+from llamacli.tokenizer.loading import NamedPreTokenizer as NamedPreTokenizer
+from llamacli.tokenizer.loading import TokenizerModel as TokenizerModel
 from llamacli.tokenizer.loading import TokenizerParts as TokenizerParts
 from llamacli.tokenizer.pretokenizers import PreTokenizer as PreTokenizer
 from llamacli.tokenizer.vocabulary import read_vocabulary as read_vocabulary

@@ -6,12 +6,16 @@ through. All are SwiGLU networks. Names of tensors end with `_exps` for routed e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+import attrs
 
 from llamacli.architecture import Config, Params, TensorTable
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Value
+from llamacli.ops.activations import Activation, Formula
+from llamacli.ops.moe import Scoring
 
 SHARED = "_shexp"
 """Suffix of the tensors of shared experts."""
@@ -87,10 +91,12 @@ def add_experts(block: TensorTable, c: Config, n_ff: int, *, fused: bool = False
     block.add("ffn_down_exps", c.n_expert, c.n_embd, n_ff)
 
 
-def network(g: Graph, block: Params, h: Value, suffix: str = "") -> Value:
-    """SwiGLU network of the normalised input."""
+def network(
+    g: Graph, block: Params, h: Value, suffix: str = "", activation: Activation | Formula = Activation.SWIGLU
+) -> Value:
+    """SwiGLU network of the normalised input, or one of another gated activation."""
     gate, up, down = (getattr(block, f"ffn_{part}{suffix}") for part in ("gate", "up", "down"))
-    return g.linear(g.swiglu(g.linear(h, gate), g.linear(h, up)), down)
+    return g.linear(g.gated(g.linear(h, gate), g.linear(h, up), activation), down)
 
 
 def experts(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
@@ -106,3 +112,104 @@ def experts(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
 def experts_and_shared(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
     """Sum of routed and shared experts."""
     return experts(g, block, h, **routing) + network(g, block, h, SHARED)
+
+
+@attrs.frozen
+class Mixture:
+    """Sizes and routing of experts behind dense blocks.
+
+    The first `n_dense` blocks have none. Routed experts are `n_ff` wide, the shared ones together `n_ff_shared`, 0
+    without any. `bias` is the tensor of the selection bias, which files may lack unless `needs_bias`; "" for none.
+    `routing` are options of `g.moe`.
+    """
+
+    n_dense: int
+    n_ff: int
+    n_ff_shared: int
+    bias: str
+    needs_bias: bool
+    routing: dict[str, Any]
+
+    @classmethod
+    def from_gguf(
+        cls,
+        metadata: Metadata,
+        architecture: str,
+        *,
+        scoring: Scoring | None = None,
+        default_scoring: Scoring | None = None,
+        renormalize: bool | None = None,
+        n_shared: int | None = 0,
+        n_ff: int | None = None,
+        bias: str = "",
+        needs_bias: bool = False,
+        activation: Activation | Formula = Activation.SWIGLU,
+    ) -> Self:
+        """Read the keys `{architecture}.expert_*`.
+
+        `scoring` and `renormalize` are those of an architecture whose files do not say; a default is that of files that
+        lack the key. `n_shared` is the default of the number of shared experts, None if files must have it; `n_ff` is
+        the default width of experts, for 0 too. Raises ModelFormatError naming the key that is missing, of a wrong type
+        or out of range.
+        """
+
+        def count(key: str, minimum: int, maximum: int, default: int | None = None) -> int:
+            name = f"{architecture}.{key}"
+            known = {} if default is None else {"default": default}
+            return metadata.get_int(name, minimum=minimum, maximum=maximum, **known)
+
+        n_expert = count("expert_count", 1, 1 << 14)
+        width = count("expert_feed_forward_length", 0 if n_ff else 1, 1 << 24, n_ff) or n_ff or 0
+        n_ff_shared = 0
+        if n_shared != 0 or f"{architecture}.expert_shared_count" in metadata:
+            shared = width * count("expert_shared_count", 0, 1 << 10, n_shared)
+            n_ff_shared = count("expert_shared_feed_forward_length", 0, 1 << 24, shared) or shared
+        if scoring is None:
+            scoring = Scoring(count("expert_gating_func", min(Scoring), max(Scoring), default_scoring))
+        if renormalize is None:
+            renormalize = metadata.get_bool(f"{architecture}.expert_weights_norm", default=False)
+        return cls(
+            n_dense=count("leading_dense_block_count", 0, 1 << 10, 0),
+            n_ff=width,
+            n_ff_shared=n_ff_shared,
+            bias=bias,
+            needs_bias=needs_bias,
+            routing={
+                "n_used": count("expert_used_count", 1, n_expert),
+                "scoring": scoring,
+                "renormalize": renormalize,
+                "weight_scale": metadata.get_float(f"{architecture}.expert_weights_scale", default=0.0, minimum=0.0)
+                or 1.0,
+                "groups": expert_groups(metadata, architecture, n_expert),
+                "activation": activation,
+            },
+        )
+
+    def names(self) -> list[str]:
+        """Names of the parameters of a block with experts, the router's first."""
+        parts = ("gate", "up", "down", "gate_up")
+        names = [
+            "ffn_gate_inp",
+            *(f"ffn_{part}_exps" for part in parts),
+            *(f"ffn_{part}{SHARED}" for part in parts[:3]),
+        ]
+        return [*names, self.bias]
+
+    def add_tensors(self, block: TensorTable, c: Config) -> None:
+        """Add the tensors of a block with experts."""
+        if self.bias:
+            block.add_tensor(self.bias, c.n_expert, optional=not self.needs_bias)
+        add_experts(block, c, self.n_ff, fused=True)
+        if self.n_ff_shared:
+            add_network(block, c, self.n_ff_shared, SHARED)
+
+    def layer(
+        self, g: Graph, block: Params, h: Value, shared: Activation | Formula = Activation.SWIGLU, **routing: Any
+    ) -> Value:
+        """Routed experts of the normalised input, plus the shared ones.
+
+        The activation of these is `shared`.
+        """
+        bias = getattr(block, self.bias.replace(".", "_")) if self.bias else None
+        routed = experts(g, block, h, **{**self.routing, "selection_bias": bias, **routing})
+        return routed + network(g, block, h, SHARED, shared) if self.n_ff_shared else routed

@@ -229,7 +229,8 @@ class Rotate(Op):
     def compute(self, run: Run) -> Array:
         """See Op."""
         factors = self._factors(run.sequence.seq_len)
-        cos, sin = self.rope.table(run.components, None if factors is None else run[factors].astype(np.float32))
+        known = None if factors is None else run[factors].astype(np.float32)[: self.rope.n_dims // 2]
+        cos, sin = self.rope.table(run.components, known)
         return self._rotated(run[self.x].reshape(run.n, -1, self.head_dim), cos[:, None], sin[:, None]).reshape(
             run.n, -1
         )
@@ -320,7 +321,7 @@ def rope(
     Formula: `(a, b) = (a * cos(t) - b * sin(t), a * sin(t) + b * cos(t))` for each pair i of a head, with
         `t = position * freq_scale * base^(-2i / n_dims) / factors[i]`; YaRN mixes scaled and unscaled t, and multiplies
         both results by its magnitude
-    Shapes: x [n, n_heads * head_dim], factors (n_dims / 2,); out as x
+    Shapes: x [n, n_heads * head_dim], factors (n_dims / 2,) or longer; out as x
     Limits: n_dims is even and at most head_dim; the other dimensions pass through
     Example: `q = g.rope(q, config.rope, config.head_dim, weights.rope_freqs)`
     """
@@ -331,7 +332,7 @@ def rope(
     whole = len(components) == rope.n_dims // 2 and {*components} <= {*range(N_COMPONENTS)}
     expect("rope", whole, f"position components {components} of {rope.n_dims // 2} pairs")
     for weight in filter(None, (normal, long)):
-        expect("rope", weight.shape == (rope.n_dims // 2,), f"{weight.name} and {rope.n_dims} dimensions")
+        expect("rope", weight.shape[-1] >= rope.n_dims // 2, f"{weight.name} and {rope.n_dims} dimensions")
     return g.record(Rotate(g.value(x.width), x, rope, normal, long, head_dim))
 
 

@@ -5,6 +5,8 @@ layer norm after each part instead of before it. BERT has learned positions and 
 BERT has RoPE and SwiGLU. Tokens are of type 0, the first sentence.
 """
 
+from typing import Any
+
 import attrs
 
 from llamacli.plugin import (
@@ -37,9 +39,14 @@ class BertConfig(Config):
 
 
 class Bert(Architecture):
-    """`general.architecture = bert`."""
+    """`general.architecture = bert`.
+
+    Of its subclasses some have learned positions (`has_positions`), some `alibi`, the largest slope of ALiBi.
+    """
 
     name = "bert"
+    has_positions = True
+    alibi: float | None = None
 
     def configure(self, metadata: Metadata) -> BertConfig:
         """Read the hyperparameters; causal attention is refused."""
@@ -70,22 +77,22 @@ class Bert(Architecture):
         n_kv = c.n_head_kv * c.head_dim
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("token_types", c.n_types, c.n_embd, optional=True)
-        if c.rope is None:
+        if self.has_positions:
             table.add("position_embd", c.context_length, c.n_embd)
         table.add("token_embd_norm", c.n_embd, needs_bias=True)
-        for _ in range(c.n_layer):
+        for i in range(c.n_layer):
             block = table.block()
             block.add_fused(
                 "attn_qkv", bias=True, attn_q=(c.n_embd, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd)
             )
             block.add("attn_output", c.n_embd, c.n_embd, bias=True)
             block.add("attn_output_norm", c.n_embd, needs_bias=True)
-            self.add_feed_forward(block, c)
+            self.add_feed_forward(block, c, i)
             block.add("layer_output_norm", c.n_embd, needs_bias=True)
         return table
 
-    def add_feed_forward(self, block: TensorTable, c: BertConfig) -> None:
-        """Matrices of the feed-forward network."""
+    def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
+        """Matrices of the feed-forward network of block i."""
         block.add("ffn_up", c.n_ff, c.n_embd, bias=True)
         block.add("ffn_down", c.n_embd, c.n_ff, bias=True)
 
@@ -96,23 +103,31 @@ class Bert(Architecture):
         if w.token_types:
             first, *_ = w.token_types.split(1, c.n_types - 1) if c.n_types > 1 else [w.token_types]
             x = g.add(x, first)
-        if c.rope is None:
+        if self.has_positions:
             x = x + g.positions(w.position_embd)
         x = g.layer_norm(x, w.token_embd_norm, c.layer_norm_eps)
-        for block in w.blk:
-            x = g.layer_norm(x + self.attention(g, c, block, x), block.attn_output_norm, c.layer_norm_eps)
-            x = g.layer_norm(x + self.feed_forward(g, block, x), block.layer_output_norm, c.layer_norm_eps)
+        for i, block in enumerate(w.blk):
+            x = self.attended(g, c, block, x)
+            x = g.layer_norm(x + self.feed_forward(g, c, i, block, x), block.layer_output_norm, c.layer_norm_eps)
         return x
+
+    def attended(self, g: Graph, c: BertConfig, block: Params, x: Value) -> Value:
+        """Normalised sum of a value and the attention to it."""
+        return g.layer_norm(x + self.attention(g, c, block, x), block.attn_output_norm, c.layer_norm_eps)
 
     def attention(self, g: Graph, c: BertConfig, block: Params, x: Value) -> Value:
         """Attention to all tokens of the text."""
         q, k, v = (g.linear(x, param) for param in (block.attn_q, block.attn_k, block.attn_v))
-        if c.rope:
-            q, k = (g.rope(heads, c.rope, c.head_dim) for heads in (q, k))
+        q, k = self.place(g, c, block, q, k)
         kv = g.store(k, v, head_dim=c.head_dim)
-        return g.linear(g.attention(q, kv, scale=c.head_dim**-0.5, causal=False), block.attn_output)
+        a = g.attention(q, kv, scale=c.head_dim**-0.5, causal=False, alibi=self.alibi)
+        return g.linear(a, block.attn_output)
 
-    def feed_forward(self, g: Graph, block: Params, x: Value) -> Value:
+    def place(self, g: Graph, c: BertConfig, block: Params, q: Value, k: Value) -> tuple[Value, Value]:
+        """Queries and keys behind RoPE, if there is one."""
+        return (g.rope(q, c.rope, c.head_dim), g.rope(k, c.rope, c.head_dim)) if c.rope else (q, k)
+
+    def feed_forward(self, g: Graph, c: Any, i: int, block: Params, x: Value) -> Value:
         """Feed-forward network with GELU."""
         return g.linear(g.map(g.linear(x, block.ffn_up), gelu), block.ffn_down)
 
@@ -121,18 +136,19 @@ class NomicBert(Bert):
     """`general.architecture = nomic-bert`."""
 
     name = "nomic-bert"
+    has_positions = False
 
     def rope(self, metadata: Metadata, common: Config) -> Rope:
         """RoPE of halves of heads (NeoX order)."""
         return Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
 
-    def add_feed_forward(self, block: TensorTable, c: BertConfig) -> None:
-        """Matrices of the feed-forward network."""
+    def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
+        """Matrices of the feed-forward network of block i."""
         block.add("ffn_gate", c.n_ff, c.n_embd)
         block.add("ffn_up", c.n_ff, c.n_embd)
         block.add("ffn_down", c.n_embd, c.n_ff)
 
-    def feed_forward(self, g: Graph, block: Params, x: Value) -> Value:
+    def feed_forward(self, g: Graph, c: Any, i: int, block: Params, x: Value) -> Value:
         """SwiGLU feed-forward network."""
         return g.linear(g.swiglu(g.linear(x, block.ffn_gate), g.linear(x, block.ffn_up)), block.ffn_down)
 

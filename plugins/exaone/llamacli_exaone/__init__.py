@@ -1,7 +1,8 @@
-"""EXAONE family: EXAONE 4 (LG AI Research 2025, arXiv:2507.11407).
+"""EXAONE family.
 
-Results of attention and SwiGLU are normalised, their inputs are not. Three of four layers of the 32B model slide; the
-others have no RoPE.
+EXAONE 3, 4 and K-EXAONE (LG AI Research 2024 to 2026). arXiv:2408.03541, 2507.11407 and 2601.01739. In EXAONE 4 results
+of attention and SwiGLU are normalised, their inputs are not; three of four layers of the 32B model slide, the others
+have no RoPE.
 """
 
 import attrs
@@ -19,6 +20,7 @@ from llamacli.plugin import (
     hookimpl,
     sliding_layers,
 )
+from llamacli_exaone.decoders import Exaone, ExaoneMoe
 
 LLAMACLI_API = 1
 
@@ -125,5 +127,7 @@ class Exaone4(Architecture):
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
-    """Register the architecture of this family."""
+    """Register the architectures of this family."""
+    register(Exaone())
     register(Exaone4())
+    register(ExaoneMoe())

@@ -3,9 +3,7 @@
 Llama's decoder with a separate output matrix.
 """
 
-from llamacli.plugin import TensorTable, hookimpl
-from llamacli_llama import LlamaConfig
-from llamacli_llama.decoder import Decoder
+from llamacli.plugin import Decoder, hookimpl
 
 LLAMACLI_API = 1
 
@@ -14,12 +12,7 @@ class InternLM2(Decoder):
     """`general.architecture = internlm2`."""
 
     name = "internlm2"
-
-    def tensors(self, config: LlamaConfig) -> TensorTable:
-        """The tensors of a file, which must have the output matrix."""
-        table = super().tensors(config)
-        table.add("output", config.n_vocab, config.n_embd)
-        return table
+    output = "required"
 
 
 @hookimpl

@@ -3,8 +3,7 @@
 RoPE rotates halves of heads, and heads may be wider than `embedding_length / head_count`.
 """
 
-from llamacli.plugin import hookimpl
-from llamacli_llama.decoder import Decoder
+from llamacli.plugin import Decoder, hookimpl
 
 LLAMACLI_API = 1
 

@@ -3,9 +3,7 @@
 NoPE layers as in RNoPE (Yang et al. 2025, arXiv:2501.18795); files have no key for the period.
 """
 
-from llamacli.plugin import Graph, Value, Weights, hookimpl
-from llamacli_llama import LlamaConfig
-from llamacli_llama.decoder import Decoder
+from llamacli.plugin import Decoder, Metadata, Rope, hookimpl
 
 LLAMACLI_API = 1
 
@@ -17,9 +15,10 @@ class SmolLM3(Decoder):
 
     name = "smollm3"
 
-    def rotate(self, g: Graph, c: LlamaConfig, w: Weights, layer: int, heads: Value) -> Value:
-        """Queries or keys of a layer, rotated in three of four layers."""
-        return heads if (layer + 1) % NOPE_PERIOD == 0 else super().rotate(g, c, w, layer, heads)
+    def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
+        """RoPE of three of four layers."""
+        ropes = super().ropes(metadata, head_dim, windows)
+        return tuple(rope if (i + 1) % NOPE_PERIOD else None for i, rope in enumerate(ropes))
 
 
 @hookimpl

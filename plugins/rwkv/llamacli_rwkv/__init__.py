@@ -59,6 +59,7 @@ class Rwkv7(Architecture):
     """`general.architecture = rwkv7`."""
 
     name = "rwkv7"
+    n_shift = 2
 
     def configure(self, metadata: Metadata) -> RwkvConfig:
         """Read the hyperparameters; files count 0 heads of attention."""
@@ -71,7 +72,7 @@ class Rwkv7(Architecture):
                 f"{name}.embedding_length = {n_embd}"
             )
         metadata.get_int(f"{name}.attention.head_count", default=0, minimum=0)
-        metadata.get_int(f"{name}.token_shift_count", default=2, minimum=2, maximum=2)
+        metadata.get_int(f"{name}.token_shift_count", default=self.n_shift, minimum=self.n_shift, maximum=self.n_shift)
         n_head = n_embd // head_dim
 
         def rank(key: str) -> int:
@@ -82,14 +83,23 @@ class Rwkv7(Architecture):
             n_head=n_head,
             n_head_kv=n_head,
             head_dim=head_dim,
-            layer_norm_eps=metadata.get_float(f"{name}.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
-            ranks=Ranks(rank("decay"), rank("iclr"), rank("value_residual_mix"), rank("gate")),
+            ranks=Ranks(rank("decay"), rank("iclr"), rank("value_residual_mix"), self.gate_rank(metadata)),
+            **self.epsilon(metadata),
         )
 
+    def gate_rank(self, metadata: Metadata) -> int:
+        """Width of the low-rank projection of gates."""
+        return metadata.get_int(f"{self.name}.attention.gate_lora_rank", minimum=1, maximum=1 << 20)
+
+    def epsilon(self, metadata: Metadata) -> dict[str, float]:
+        """Field of the epsilon of the norms."""
+        key = f"{self.name}.attention.layer_norm_epsilon"
+        return {"layer_norm_eps": metadata.get_float(key, minimum=0.0, maximum=1.0)}
+
     def tensors(self, config: RwkvConfig) -> TensorTable:
-        """The tensors of a file; the first layer mixes no values."""
+        """The tensors of a file."""
         c, table = config, TensorTable()
-        n, ranks = c.n_embd, c.ranks
+        n = c.n_embd
         table.add("token_embd", c.n_vocab, n)
         table.add("token_embd_norm", n, needs_bias=True)
         table.add("output_norm", n, needs_bias=True)
@@ -98,28 +108,37 @@ class Rwkv7(Architecture):
             block = table.block()
             block.add("attn_norm", n, needs_bias=True)
             block.add("attn_norm_2", n, needs_bias=True)
-            block.add_tensor("time_mix_lerp_fused.weight", _N_MIXES, 1, 1, n)
-            low_ranks = {"w": ranks.decay, "a": ranks.rate} | ({"v": ranks.value} if i else {})
-            for letter, rank in low_ranks.items():
-                block.add(f"time_mix_{letter}0", n)
-                block.add(f"time_mix_{letter}1", rank, n)
-                block.add(f"time_mix_{letter}2", n, rank)
-            if not i:
-                block.add_unused("time_mix_v0", n)
-                block.add_unused("time_mix_v1", ranks.rate, n)
-                block.add_unused("time_mix_v2", n, ranks.rate)
-            block.add("time_mix_g1", ranks.gate, n)
-            block.add("time_mix_g2", n, ranks.gate)
-            for name in ("k_k", "k_a", "r_k"):
-                block.add(f"time_mix_{name}", n)
-            for name in ("receptance", "key", "value", "output"):
-                block.add(f"time_mix_{name}", n, n)
+            self.add_mix(block, c, i)
             block.add("time_mix_ln", n)
             block.add_tensor("time_mix_ln.bias", n)
             block.add_tensor("channel_mix_lerp_k.weight", 1, 1, n)
             block.add("channel_mix_key", c.n_ff, n)
             block.add("channel_mix_value", n, c.n_ff)
         return table
+
+    def add_mix(self, block: TensorTable, c: RwkvConfig, i: int) -> None:
+        """Tensors of the time mix of block i.
+
+        The first one mixes no values.
+        """
+        n, ranks = c.n_embd, c.ranks
+        block.add_tensor("time_mix_lerp_fused.weight", _N_MIXES if ranks.gate else _N_MIXES - 1, 1, 1, n)
+        low_ranks = {"w": ranks.decay, "a": ranks.rate} | ({"v": ranks.value} if i else {})
+        for letter, rank in low_ranks.items():
+            block.add(f"time_mix_{letter}0", n)
+            block.add(f"time_mix_{letter}1", rank, n)
+            block.add(f"time_mix_{letter}2", n, rank)
+        if not i:
+            block.add_unused("time_mix_v0", n)
+            block.add_unused("time_mix_v1", ranks.rate, n)
+            block.add_unused("time_mix_v2", n, ranks.rate)
+        if ranks.gate:
+            block.add("time_mix_g1", ranks.gate, n)
+            block.add("time_mix_g2", n, ranks.gate)
+        for name in ("k_k", "k_a", "r_k"):
+            block.add(f"time_mix_{name}", n)
+        for name in ("receptance", "key", "value", "output"):
+            block.add(f"time_mix_{name}", n, n)
 
     def forward(self, g: Graph, config: RwkvConfig, weights: Weights) -> Value:
         """Token ids to logits."""
@@ -139,8 +158,9 @@ class Rwkv7(Architecture):
         For each head, S = diag(w) S + (a kappa) (S^T -kappa)^T + k v^T, y = S^T r, with kappa the direction of k * k_k.
         """
         shift = g.short_conv(h, (1.0, -1.0))  # the token before, minus this one
-        mixes = block.time_mix_lerp_fused_weight.reshaped(_N_MIXES, 1, c.n_embd)
-        x_r, x_w, x_k, x_v, x_a, x_g = (h + g.mul(shift, mixes.matrix(i).reshaped(c.n_embd)) for i in range(_N_MIXES))
+        n_mixes = _N_MIXES if c.ranks.gate else _N_MIXES - 1
+        mixes = block.time_mix_lerp_fused_weight.reshaped(n_mixes, 1, c.n_embd)
+        x_r, x_w, x_k, x_v, x_a, *x_g = (h + g.mul(shift, mixes.matrix(i).reshaped(c.n_embd)) for i in range(n_mixes))
 
         def low_rank(x: Value, letter: str) -> Value:
             inner = g.linear(x, getattr(block, f"time_mix_{letter}1"))
@@ -157,17 +177,19 @@ class Rwkv7(Architecture):
             v = v + g.mul(first + g.scale(v, -1.0), g.map(low_rank(x_v, "v"), sigmoid))
         decay = g.map(g.scale(g.map(low_rank(x_w, "w"), sigmoid), _DECAY), exp)
         rate = g.map(low_rank(x_a, "a"), sigmoid)
-        gate = g.linear(g.map(g.linear(x_g, block.time_mix_g1), sigmoid), block.time_mix_g2)
 
         kappa = g.rms_norm(g.mul(k, block.time_mix_k_k), None, _LENGTH_EPS**2 / c.head_dim, c.head_dim)
         kappa = g.scale(kappa, c.head_dim**-0.5)
         replaced = g.mul(k, block.time_mix_k_a)
         k = k + (g.mul(rate, replaced) + g.scale(replaced, -1.0))
         y = g.linear_state(r, k, v, decay, n_head=c.n_head, a=g.scale(kappa, -1.0), b=g.mul(kappa, rate))
-        y = g.layer_norm(y, None, _GROUP_NORM_EPS, c.head_dim)
-        y = g.add(g.mul(y, block.time_mix_ln), block.time_mix_ln_bias)
+        if block.time_mix_ln and block.time_mix_ln_bias:
+            y = g.layer_norm(y, None, _GROUP_NORM_EPS, c.head_dim)
+            y = g.add(g.mul(y, block.time_mix_ln), block.time_mix_ln_bias)
         y = y + g.mul(v, dot(g, g.mul(k, block.time_mix_r_k), r, c.head_dim), c.head_dim)
-        return g.linear(g.mul(y, gate), block.time_mix_output), first or v
+        if x_g:
+            y = g.mul(y, g.linear(g.map(g.linear(x_g[0], block.time_mix_g1), sigmoid), block.time_mix_g2))
+        return g.linear(y, block.time_mix_output), first or v
 
     def channel_mix(self, g: Graph, c: RwkvConfig, block: Params, h: Value) -> Value:
         """Network with squared ReLU behind a token shift."""

@@ -1,0 +1,289 @@
+"""Kimi Linear and Ling 3.
+
+Delta attention with a decay a channel (KDA), and latent attention in some layers. Kimi Team 2025 (arXiv:2510.26692),
+Ling Team 2026. Layers without heads of keys and values have a recurrent state: short convolutions of queries, keys and
+values, a gated delta rule whose decay is a number a row of the state, and a gated norm. The others have the absorbed
+latent attention of DeepSeek-V2.
+"""
+
+from typing import Any, Literal
+
+import attrs
+
+from llamacli.plugin import (
+    Activation,
+    Decoder,
+    DecoderConfig,
+    Graph,
+    Metadata,
+    Mixture,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    exp,
+    hookimpl,
+    network,
+    sigmoid,
+    silu,
+    softplus,
+    swiglu_late_clamped,
+)
+
+LLAMACLI_API = 1
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class KdaConfig(DecoderConfig):
+    """Hyperparameters of delta and latent attention.
+
+    Heads of delta attention are `kda_dim` wide, behind convolutions of `n_taps`; `bound` is that of the logarithm of
+    decays, 0 without one. Queries of latent attention are compressed to `rank_q` (0: not), keys and values to
+    `rank_kv`; keys have `nope_dim` numbers a head without positions and `n_rope` more, values are `value_dim_mla` wide.
+    `limits` bound the factors of SwiGLU in experts by layer, `limits_shared` those of other networks; 0 does not.
+    """
+
+    kda_dim: int
+    n_taps: int
+    bound: float
+    rank_q: int
+    rank_kv: int
+    nope_dim: int
+    n_rope: int
+    value_dim_mla: int
+    limits: tuple[float, ...]
+    limits_shared: tuple[float, ...]
+
+
+class KimiLinear(Decoder):
+    """`general.architecture = kimi-linear`: latent attention without RoPE."""
+
+    name = "kimi-linear"
+    output: Literal["required", "optional", "none"] = "required"
+    by_layer = ("attention.head_count", "attention.head_count_kv")
+    has_value_dim = True
+
+    def configure(self, metadata: Metadata) -> KdaConfig:
+        """Read the hyperparameters."""
+        fields = self.fields(metadata)
+        key = f"{self.name}.attention"
+
+        def count(name: str, **limits: int) -> int:
+            return metadata.get_int(f"{self.name}.{name}", **{"minimum": 1, "maximum": 1 << 20} | limits)
+
+        rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=2)
+        key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
+        if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
+            raise ModelFormatError(
+                f"{metadata.source}: {key}.key_length = {fields['head_dim']} and {key}.value_length = "
+                f"{fields['value_dim']}, expected {rank_kv + n_rope} and {rank_kv}, by {key}.kv_lora_rank"
+            )
+        changed = {"attention_scale": key_dim**-0.5, "n_head_kv": 1}
+        return KdaConfig.from_gguf(
+            metadata,
+            **fields | changed,
+            kda_dim=count("kda.head_dim"),
+            n_taps=count("ssm.conv_kernel", minimum=2, maximum=64),
+            rank_kv=rank_kv,
+            nope_dim=key_dim - n_rope,
+            n_rope=n_rope,
+            value_dim_mla=count("attention.value_length_mla"),
+            **self.other_fields(metadata, fields["n_layer"] + fields["n_nextn"]),
+        )
+
+    def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
+        """Fields that architectures differ in."""
+        return {"bound": 0.0, "rank_q": 0, "limits": (0.0,) * n_blocks, "limits_shared": (0.0,) * n_blocks}
+
+    def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
+        """No RoPE."""
+        return (None,) * len(windows)
+
+    def mixture(self, metadata: Metadata) -> Mixture:
+        """Experts behind the first blocks, beside shared ones."""
+        return Mixture.from_gguf(
+            metadata, self.name, renormalize=True, n_shared=None, bias="exp_probs_b.bias", needs_bias=True
+        )
+
+    def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
+        """Tensors of the attention of block i."""
+        block.add("attn_norm", c.n_embd)
+        if c.heads_kv[i]:
+            self.add_latent(block, c)
+        else:
+            self.add_delta(block, c)
+
+    def add_latent(self, block: TensorTable, c: Any) -> None:
+        """Tensors of latent attention."""
+        n_q = c.n_head * (c.nope_dim + c.n_rope)
+        if c.rank_q:
+            block.add("attn_q_a", c.rank_q, c.n_embd)
+            block.add("attn_q_a_norm", c.rank_q)
+            block.add("attn_q_b", n_q, c.rank_q)
+        else:
+            block.add("attn_q", n_q, c.n_embd)
+        block.add("attn_kv_a_mqa", c.rank_kv + c.n_rope, c.n_embd)
+        block.add("attn_kv_a_norm", c.rank_kv)
+        block.add("attn_k_b", c.n_head, c.rank_kv, c.nope_dim)
+        block.add("attn_v_b", c.n_head, c.value_dim_mla, c.rank_kv)
+        block.add("attn_output", c.n_embd, c.n_head * c.value_dim_mla)
+
+    def add_delta(self, block: TensorTable, c: Any) -> None:
+        """Tensors of delta attention.
+
+        Biases of the projections are not read, as by llama.cpp.
+        """
+        width = c.n_head * c.kda_dim
+        shape = (width, c.n_embd)
+        block.add_fused("attn_qkv", attn_q=shape, attn_k=shape, attn_v=shape)
+        for name in ("q", "k", "v"):
+            block.add_unused(f"attn_{name}", width, kind="bias")
+            block.add(f"ssm_conv1d_{name}", width, 1, c.n_taps)
+        self.add_gates(block, c, width)
+        block.add("ssm_beta", c.n_head, c.n_embd)
+        block.add_tensor("ssm_a", c.n_head, 1)
+        block.add_tensor("ssm_dt.bias", width)
+        block.add("ssm_norm", c.kda_dim)
+        block.add("attn_output", c.n_embd, width)
+
+    def add_gates(self, block: TensorTable, c: Any, width: int) -> None:
+        """Matrices of decays and gates, in two steps."""
+        for name in ("f", "g"):
+            block.add(f"ssm_{name}_a", c.kda_dim, c.n_embd)
+            block.add(f"ssm_{name}_b", width, c.kda_dim)
+
+    def attention(self, g: Graph, c: Any, w: Weights, i: int, block: Params, h: Value) -> Value:
+        """Attention of block i to the normalised input."""
+        return self.latent(g, c, i, block, h) if c.heads_kv[i] else self.delta(g, c, block, h)
+
+    def delta(self, g: Graph, c: Any, block: Params, h: Value) -> Value:
+        """Gated delta rule with a decay a channel."""
+        d, n_head, width = c.kda_dim, c.n_head, c.n_head * c.kda_dim
+        convolved = (
+            (block.attn_q, block.ssm_conv1d_q),
+            (block.attn_k, block.ssm_conv1d_k),
+            (block.attn_v, block.ssm_conv1d_v),
+        )
+        q, k, v = (
+            g.map(g.short_conv(g.linear(h, param), taps.reshaped(width, c.n_taps)), silu) for param, taps in convolved
+        )
+        q, k = (g.scale(g.rms_norm(x, None, c.eps / d, d), d**-0.5) for x in (q, k))
+        decay, gate = self.decay_and_gate(g, c, block, h)
+        beta = g.map(g.linear(h, block.ssm_beta), sigmoid)
+        out = g.linear_state(q, k, v, g.map(decay, exp), n_head=n_head, beta=beta, scale=d**-0.5)
+        out = g.rms_norm(out, block.ssm_norm, c.eps, d)
+        return g.linear(g.mul(out, g.map(gate, sigmoid)), block.attn_output)
+
+    def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
+        """Logarithms of decays, and the input of the gate."""
+        decay = g.linear(g.linear(h, block.ssm_f_a), block.ssm_f_b)
+        decay = g.map(g.add(decay, block.ssm_dt_bias), softplus)
+        decay = g.mul(decay, block.ssm_a.reshaped(c.n_head), c.kda_dim)
+        return decay, g.linear(g.linear(h, block.ssm_g_a), block.ssm_g_b)
+
+    def latent(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
+        """Multi-head latent attention, absorbed."""
+        dims, d, rope = (c.rank_kv, c.n_rope), c.nope_dim + c.n_rope, c.ropes[i]
+        if c.rank_q:
+            q = g.linear(g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.eps), block.attn_q_b)
+        else:
+            q = g.linear(h, block.attn_q)
+        compressed = g.linear(h, block.attn_kv_a_mqa)
+        latent = g.rms_norm(g.columns(compressed, 0, c.rank_kv), block.attn_kv_a_norm, c.eps)
+        k = g.concat(latent, g.columns(compressed, c.rank_kv, c.n_rope), of=dims)
+        absorbed = g.batched_linear(g.columns(q, 0, c.nope_dim, of=d), block.attn_k_b)
+        q = g.concat(absorbed, g.columns(q, c.nope_dim, c.n_rope, of=d), of=dims)
+        if rope:
+            q, k = (g.rope(x, attrs.evolve(rope, first=c.rank_kv), sum(dims)) for x in (q, k))
+        kv = g.store(k, None, head_dim=sum(dims), value_dim=c.rank_kv)
+        a = g.batched_linear(g.attention(q, kv, scale=c.attention_scale), block.attn_v_b)
+        return self.project_out(g, c, i, block, h, a)
+
+    def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
+        """Network or experts of block i, clamped."""
+        routed, shared = (
+            swiglu_late_clamped(limits[i]) if limits[i] else Activation.SWIGLU for limits in (c.limits, c.limits_shared)
+        )
+        if not self.has_experts(c, i):
+            return network(g, block, h, activation=shared)
+        result: Value = c.mixture.layer(g, block, h, shared, activation=routed)
+        return result
+
+
+class BailingMoe3(KimiLinear):
+    """`general.architecture = bailingmoe3`.
+
+    Ling 3.0, whose latent attention has RoPE and a gate a head. Decays are bounded. Blocks for multi-token prediction
+    are not computed.
+    """
+
+    name = "bailingmoe3"
+    output = "optional"
+    nextn_blocks = "unused"
+
+    def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
+        """Bounds, and the width of compressed queries."""
+        if not metadata.get_bool(f"{self.name}.kda.safe_gate", default=True):
+            raise ModelFormatError(f"{metadata.source}: {self.name}.kda.safe_gate = false is not supported")
+
+        def limits(key: str) -> tuple[float, ...]:
+            name = f"{self.name}.{key}"
+            return metadata.get_floats(name, n_blocks, minimum=0.0) if name in metadata else (0.0,) * n_blocks
+
+        return {
+            "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", maximum=0.0),
+            "rank_q": metadata.get_int(f"{self.name}.attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20),
+            "limits": limits("swiglu_clamp_exp"),
+            "limits_shared": limits("swiglu_clamp_shexp"),
+        }
+
+    def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
+        """RoPE of adjacent pairs.
+
+        Of halves in files with sections of positions.
+        """
+        key = f"{self.name}.rope.dimension_sections"
+        sections = metadata.get_ints(key, 4, default=(0,), minimum=0, maximum=head_dim)
+        rope = Rope.from_gguf(metadata, self.name, head_dim, interleaved=not any(sections))
+        parts = [i for i, n in enumerate(sections) for _ in range(n)]
+        components = tuple(parts[i % len(parts)] for i in range(rope.n_dims // 2)) if parts else ()
+        return (attrs.evolve(rope, components=components),) * len(windows)
+
+    def mixture(self, metadata: Metadata) -> Mixture:
+        """Experts behind the first blocks, beside shared ones."""
+        return Mixture.from_gguf(metadata, self.name, n_shared=None, bias="exp_probs_b.bias", needs_bias=True)
+
+    def add_latent(self, block: TensorTable, c: Any) -> None:
+        """Tensors of latent attention, with its gate."""
+        super().add_latent(block, c)
+        block.add("attn_gate", c.n_head, c.n_embd)
+
+    def add_gates(self, block: TensorTable, c: Any, width: int) -> None:
+        """Matrices of decays and gates."""
+        block.add("ssm_f_a", width, c.n_embd)
+        block.add("ssm_g_a", width, c.n_embd)
+
+    def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
+        """Tensors of the network; heads of multi-token prediction have one more norm."""
+        super().add_feed_forward(block, c, i)
+        if i >= c.n_layer:
+            block.add("layer_output_norm", c.n_embd)
+
+    def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
+        """Logarithms of decays, within a bound, and the input of the gate."""
+        decay = g.mul(g.add(g.linear(h, block.ssm_f_a), block.ssm_dt_bias), block.ssm_a.reshaped(c.n_head), c.kda_dim)
+        return g.scale(g.map(decay, sigmoid), c.bound), g.linear(h, block.ssm_g_a)
+
+    def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:
+        """Output of latent attention behind its gate."""
+        gate = g.map(g.linear(h, block.attn_gate), sigmoid)
+        return g.linear(g.mul(a, gate, c.value_dim_mla), block.attn_output)
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the architectures."""
+    register(KimiLinear())
+    register(BailingMoe3())

@@ -1,0 +1,48 @@
+"""Tiny models of Kimi Linear, Ling 3 and Mistral Small 4."""
+
+from typing import Any
+
+from llamacli.testing import write_architecture
+from llamacli_deepseek.kda import BailingMoe3, KimiLinear
+from llamacli_deepseek.mistral4 import Mistral4
+
+_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_LATENT = {
+    "attention.key_length": 80, "attention.value_length": 64, "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32, "attention.kv_lora_rank": 64, "rope.dimension_count": 16,
+}  # fmt: skip
+_DELTA = _EXPERTS | _LATENT | {
+    "ssm.conv_kernel": 4, "kda.head_dim": 32, "expert_gating_func": 2, "expert_shared_count": 1,
+    "leading_dense_block_count": 1,
+}  # fmt: skip
+_BOUNDED = _DELTA | {"kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
+
+MODELS: dict[Any, dict[str, dict[str, Any]]] = {
+    KimiLinear(): {
+        "kimi_linear": _DELTA | {"attention.head_count_kv": [0, 1], "expert_weights_scale": 2.5},
+    },
+    BailingMoe3(): {
+        "bailingmoe3": _BOUNDED | {
+            "block_count": 3, "attention.head_count_kv": [0, 1, 0], "attention.q_lora_rank": 32,
+            "swiglu_clamp_exp": [0.0, 0.05, 0.0], "swiglu_clamp_shexp": [0.05, 0.0, 0.05],
+        },
+        "bailingmoe3_mrope": _BOUNDED | {
+            "attention.head_count_kv": [1, 0], "rope.dimension_sections": [2, 3, 3, 0],
+        },
+    },
+    Mistral4(): {
+        "mistral4": _LATENT | _EXPERTS | {
+            "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "expert_shared_count": 1,
+        },
+    },
+}  # fmt: skip
+"""Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
+
+PLAIN = {"bailingmoe3_mrope"}
+
+VARIANTS = {
+    name: (write_architecture, {"architecture": architecture, "keys": keys, "optional": name not in PLAIN}, 1e-9)
+    for architecture, models in MODELS.items()
+    for name, keys in models.items()
+}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

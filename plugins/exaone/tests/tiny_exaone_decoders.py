@@ -1,0 +1,30 @@
+"""Tiny models of EXAONE 3 and K-EXAONE."""
+
+from typing import Any
+
+from llamacli.testing import write_architecture
+from llamacli_exaone import Exaone, ExaoneMoe
+
+_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_SIGMOID = _EXPERTS | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+
+MODELS: dict[Any, dict[str, dict[str, Any]]] = {
+    Exaone(): {"exaone": {}, "exaone_plain": {"attention.head_count_kv": 4}},
+    ExaoneMoe(): {
+        "exaone_moe": _SIGMOID | {
+            "block_count": 5, "attention.sliding_window": 8, "leading_dense_block_count": 1,
+            "expert_shared_feed_forward_length": 64,
+        },
+        "exaone_moe_plain": _SIGMOID | {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+    },
+}  # fmt: skip
+"""Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
+
+PLAIN = {"exaone_plain", "exaone_moe_plain"}
+
+VARIANTS = {
+    name: (write_architecture, {"architecture": architecture, "keys": keys, "optional": name not in PLAIN}, 1e-9)
+    for architecture, models in MODELS.items()
+    for name, keys in models.items()
+}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""

@@ -1,0 +1,50 @@
+"""Tiny models of Llama's older relatives."""
+
+from typing import Any
+
+from llamacli.testing import write_architecture
+from llamacli_llama.grok import Grok
+from llamacli_llama.older import Arctic, Baichuan, Dbrx, OpenElm, Orion, Plamo, Refact, Xverse
+
+_EXPERTS = {"expert_count": 8, "expert_used_count": 2}
+_SMALL = {"embedding_length": 32, "attention.head_count": 2, "attention.head_count_kv": 2, "feed_forward_length": 32}
+
+MODELS: dict[Any, dict[str, dict[str, Any]]] = {
+    Baichuan(): {"baichuan": _SMALL | {"block_count": 32}, "baichuan_13b": _SMALL | {"block_count": 40}},
+    Refact(): {"refact": {"attention.head_count_kv": 1}},
+    Orion(): {"orion": {}},
+    Xverse(): {"xverse": {}},
+    Plamo(): {"plamo": {}},
+    OpenElm(): {
+        "openelm": {
+            "attention.head_count": [4, 6], "attention.head_count_kv": [2, 3], "feed_forward_length": [64, 96],
+            "attention.key_length": 16, "attention.value_length": 16,
+        },
+    },
+    Arctic(): {"arctic": _EXPERTS},
+    Dbrx(): {"dbrx": _EXPERTS | {"attention.clamp_kqv": 0.5}},
+    Grok(): {
+        "grok": _EXPERTS,
+        "grok_2": _EXPERTS | {
+            "expert_feed_forward_length": 32, "embedding_scale": 20.0, "logit_scale": 0.5,
+            "final_logit_softcapping": 5.0, "attention.output_scale": 0.2, "attn_logit_softcapping": 2.0,
+        },
+    },
+}  # fmt: skip
+"""Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
+
+PLAIN: set[str] = {"baichuan", "grok"}
+
+INERT = ("refact:*.attn_k.bias", "baichuan_13b:*.attn_k.bias")
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""
+
+VARIANTS = {
+    name: (
+        write_architecture,
+        {"architecture": architecture, "keys": keys, "optional": name not in PLAIN},
+        1e-5 if "grok" in name else 1e-9,  # the peer reads GELU from a table
+    )
+    for architecture, models in MODELS.items()
+    for name, keys in models.items()
+}
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
