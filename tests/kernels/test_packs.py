@@ -258,7 +258,7 @@ def test_packs_are_compiled_for_cpus_that_are_not_there(name: str, machine: int,
 
 
 def check_in_emulator(symbol: str, code: bytes) -> None:
-    """Compare the bits of a norm of an ARM pack with this CPU's."""
+    """Compare the bits of an ARM norm with this CPU's."""
     pytest.importorskip("unicorn")
     n_rows, width = 3, 64
     x = np.random.default_rng(0).normal(size=(n_rows, width)).astype(np.float32)
