@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from arm import ArmObject
 from llamacli.kernels import jit, packs
 from llamacli.kernels.isa import isa
 from llamacli.kernels.jit import Compiled, fingerprint
+from llamacli.kernels.layout import RUN
 from llamacli.kernels.packs import pack_name, packed, with_checksum, without_checksum
+from llamacli.ops.norms import NORM
+from llamacli.ops.rms_norm import rms_norm_kernel
 
 SIGNATURE = "int64(int64)"
 
@@ -215,6 +220,9 @@ def test_code_of_a_pack_needs_no_import_of_numba(pack: Path, tmp_path: Path) -> 
     assert (done.stdout, done.stderr) == ("14 False\n", "")
 
 
+X86_64, ARM = 62, 183
+"""Numbers of machines in ELF's header."""
+
 BUILT = """
 import sys
 from pathlib import Path
@@ -227,9 +235,8 @@ kernel_packs.write(Path(sys.argv[1]), sys.argv[2])
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("name", "machine"), [("avx2", 62), ("amx", 62), ("i8mm", 183)])
+@pytest.mark.parametrize(("name", "machine"), [("avx2", X86_64), ("amx", X86_64), ("i8mm", ARM)])
 def test_packs_are_compiled_for_cpus_that_are_not_there(name: str, machine: int, tmp_path: Path) -> None:
-    """The number of the machine in ELF's header is x86-64's or AArch64's."""
     file = tmp_path / pack_name(name)
     command = [sys.executable, "-c", BUILT, str(file), name]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -241,6 +248,32 @@ def test_packs_are_compiled_for_cpus_that_are_not_there(name: str, machine: int,
     made = packs.Pack(file, head["target"])
     assert {name.partition("-")[0] for name in head["entries"]} == {"rms_norm", "_run_job", "store_kv_f16"}
     assert (head["target"] == fingerprint()) == (name == isa())
+    code = {}
     for file_name in head["entries"]:
-        code = (without_checksum(made.entry(file_name)) or b"").partition(b"\n")[2]
-        assert int.from_bytes(code[18:20], "little") == machine
+        line, _, compiled = (without_checksum(made.entry(file_name)) or b"").partition(b"\n")
+        code[file_name.partition("-")[0]] = json.loads(line)[0], compiled
+        assert int.from_bytes(compiled[18:20], "little") == machine
+    if machine == ARM:
+        check_in_emulator(*code["rms_norm"])
+
+
+def check_in_emulator(symbol: str, code: bytes) -> None:
+    """Compare the bits of an ARM norm with this CPU's."""
+    pytest.importorskip("unicorn")
+    n_rows, width = 3, 64
+    x = np.random.default_rng(0).normal(size=(n_rows, width)).astype(np.float32)
+    weight, args, run = np.linspace(0.5, 2, width, dtype=np.float32), np.zeros(1, NORM), np.zeros(1, RUN)
+    for name, value in {
+        "x": x.ctypes.data, "stride": x.strides[0], "weight": weight.ctypes.data, "n_heads": 1, "head_dim": width,
+        "eps": 1e-5,
+    }.items():  # fmt: skip
+        args[name] = value
+    run["n_rows"] = n_rows
+    results = []
+    for function in (ArmObject(code, symbol), rms_norm_kernel().call):
+        out = np.zeros_like(x)
+        args["out"] = out.ctypes.data
+        function(args.ctypes.data, run.ctypes.data, 0, 1)
+        results.append(out)
+    assert np.abs(results[0]).min() > 0
+    np.testing.assert_array_equal(*results)

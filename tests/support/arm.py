@@ -10,6 +10,7 @@ from llvmlite import binding
 from llvmlite import ir as llvm
 
 from llamacli.kernels import ir
+from llamacli.kernels.linker import _register
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CPUS = {"generic": "cortex-a53", "neon": "neoverse-n1", "i8mm": "neoverse-v1"}
@@ -120,6 +121,19 @@ class ArmFunction(Emitted):
                 at += 4
             else:
                 at = cpu.reg_read(arm.UC_ARM64_REG_PC)
+
+
+class ArmObject(ArmFunction):
+    """Function of AArch64 object code, which is linked for the emulator."""
+
+    def __init__(self, code: bytes, symbol: str):
+        self._engine = binding.create_mcjit_compiler(
+            binding.parse_assembly(f'target triple = "{TRIPLE}"'), machine("neoverse-v1")
+        )
+        _register([])  # LLVM would end the process if it did not know the function for failures
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        self._address = self._engine.get_function_address(symbol)
 
 
 def number(arg: int | np.ndarray) -> int:

@@ -52,8 +52,8 @@ class StateForm:
 
 
 _TERMS = (
-    (HEAD, NONE, False), (HEAD, BETA, False), (KEY, BETA, False), (KEY, LOW_RANK, False), (KEY, NONE, True),
-    (MATRIX, NONE, False),
+    (HEAD, NONE, False), (HEAD, BETA, False), (KEY, NONE, False), (KEY, BETA, False), (KEY, LOW_RANK, False),
+    (KEY, NONE, True), (MATRIX, NONE, False),
 )  # fmt: skip
 
 STATE_FORMS = [StateForm(n, *terms) for terms in _TERMS for n in range(1, MOST_VECTORS + 1)]
