@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
+from demo_copies import write_demo_without_template
+from http_server import served
 from llamacli import SamplingParams, hookspecs, load_model
 from llamacli.chat.formats import choose
 from llamacli.conversion import file_type, plan, write
@@ -26,6 +28,7 @@ from llamacli.plugins import ARCHITECTURES, GENERAL, KINDS, Plugins
 from llamacli.quantization import FORMATS
 from llamacli.testing import check_op, checks_of, write_architecture
 from llamacli.testing.formulas import nmse
+from llamacli.testing.serving import FakeEngine
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli.tokenizer.loading import TOKENIZER_MODELS
@@ -48,8 +51,8 @@ HOOK_OF = {
 }
 """Hook of each page."""
 
-OTHERS = {"command", "verb", "verb_with_state", "rope"}
-"""An entry point, and classes that a plugin derives from."""
+OTHERS = {"api", "command", "verb", "verb_with_state", "rope"}
+"""Entry points, and classes that a plugin derives from."""
 
 Use = Callable[[str], tuple[ModuleType, Plugins]]
 
@@ -199,6 +202,27 @@ def test_loader(use: Use, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
         with load_model(source, "fp32", plugins=plugins, engine=ReferenceEngine()) as model:
             logits.append(model.create_session().eval([1, 2, 3], all_logits=True))
     np.testing.assert_array_equal(*logits)
+
+
+def test_api(use: Use, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module, plugins = use("api")
+    module.FAULTY = [module.ROUTES[0]]
+    info = tmp_path / "llamacli_page_api-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llamacli-page-api\nVersion: 1\n")
+    names = ("page:ROUTES", "taken:FAULTY", "missing:NOTHING", "other:__name__")
+    entries = [f"{name.partition(':')[0]} = llamacli_page_api:{name.partition(':')[2]}" for name in names]
+    (info / "entry_points.txt").write_text("\n".join(["[llamacli.apis]", *entries]))
+    model = load_model(write_demo_without_template(tmp_path), plugins=plugins, engine=ReferenceEngine())
+    with served(FakeEngine(model)) as http:
+        assert http.send("/telegram", {"text": "hi", "urgent": True}).json == {"text": "ONE TWO THREE STOP"}
+        assert http.send("/telegram", {}).json == {"text": "SORRY STOP text: it is required"}
+        reply = http.send("/telegram", {"text": "hi", "language": "fr"})
+        assert (reply.status, "the model decides" in reply.json["text"]) == (400, True)
+        assert "/telegram" in http.send("/openapi.json").json["paths"]
+        assert 'endpoint="/telegram"' in http.send("/metrics").body.decode()
+    for name in ("taken", "missing", "other"):
+        assert f"the API {name} of llamacli_page_api" in caplog.text
 
 
 def test_command(use: Use) -> None:

@@ -386,7 +386,7 @@ class TestResolving:
 class TestHooks:
     def test_hook_register_pre_tokenizers(self, install: Installed) -> None:
         source = f"""{HEAD}
-from llamacli.tokenizer.added import NamedPreTokenizer
+from llamacli.tokenizer.loading import NamedPreTokenizer
 from llamacli.tokenizer.pretokenizers import PreTokenizer
 @hookimpl
 def register_pre_tokenizers(register):
@@ -405,7 +405,7 @@ def register_pre_tokenizers(register):
 
     def test_hook_register_tokenizers(self, install: Installed) -> None:
         source = f"""{HEAD}
-from llamacli.tokenizer.added import TokenizerModel
+from llamacli.tokenizer.loading import TokenizerModel
 from llamacli.tokenizer.loading import TokenizerParts
 from llamacli.tokenizer.vocabulary import read_vocabulary
 class Characters:

@@ -1,17 +1,20 @@
-"""Generator of docs/samplers.md, cache-types.md, plugin-names.md: `python tools/reference_pages.py`.
+"""Generator of docs/samplers.md, cache-types.md and others: `python tools/reference_pages.py`.
 
-Text comes from docstrings, the options of `llamacli run`, and the tables of samplers and cache types.
+Text comes from docstrings, the options of `llamacli run`, the tables of samplers and cache types, and the schemas of
+requests.
 """
 
 import ast
 import importlib
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any, get_args, get_type_hints
 
 import attrs
 import click
@@ -21,6 +24,8 @@ from llamacli.cli.app import app
 from llamacli.cli.sampling import FIELDS
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType
 from llamacli.sampling import SamplingParams
+from llamacli.serve.http.routes import ROUTES, loaded
+from llamacli.serve.http.schemas.foreign import Refused, Schema
 from llamacli.util.sampling_params import KEYS, PARAMETERS, SAMPLERS, SamplerEntry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +73,16 @@ GGML's. [The page of the KV cache](engine.md#kv-cache) describes how quantised t
 | type | bits per number | heads of 128 dimensions: bytes per key or value |
 |---|---|---|
 """
+
+
+_FIELDS = f"""\
+# Fields of requests
+
+{_GENERATED}
+
+The fields of each endpoint's body: those that are honoured, those that are refused with the reason, and those that
+have no effect on the response. Refused fields may be there with null, false, 0, an empty value, or the value in
+brackets. [Serving](serving.md#endpoints) says what is done with fields that are not listed."""
 
 
 def samplers_page() -> str:
@@ -179,6 +194,50 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
+def fields_page() -> str:
+    """Page of the fields of requests in Markdown."""
+    lines = [_FIELDS]
+    for route in ROUTES:
+        kind = loaded(route.handler)[1]
+        if isinstance(kind, type):
+            paths = ", ".join(f"`{path}`" for path in route.paths)
+            lines += ["", f"## {paths}", "", *_body_fields(kind)]
+    structs = {kind for route in ROUTES if (kind := loaded(route.handler)[1]) is not None}
+    inner = sorted(_schemas(structs) - structs, key=lambda kind: kind.__name__)
+    for kind in (one for one in inner if one.foreign):
+        meaning = str(kind.__doc__).partition("\n")[0]
+        lines += ["", f"## Objects `{kind.__name__}`", "", meaning, "", *_body_fields(kind)]
+    return "\n".join([*lines, ""])
+
+
+def _body_fields(kind: type[Schema]) -> list[str]:
+    lines = [f"Honoured: {', '.join(f'`{name}`' for name in kind.__struct_encode_fields__)}."]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, why in kind.foreign.items():
+        if name not in kind.__struct_encode_fields__:
+            refused = isinstance(why, Refused)
+            shown = f"`{name}`" + (f" ({', '.join(map(json.dumps, why.neutral))})" if refused and why.neutral else "")
+            key = ("refused", why.reason) if refused else ("without effect", why)
+            reasons.setdefault(key, []).append(shown)
+    if reasons:
+        lines += ["", "| fields | | reason |", "|---|---|---|"]
+        lines += [f"| {', '.join(names)} | {what} | {why} |" for (what, why), names in sorted(reasons.items())]
+    return lines
+
+
+def _schemas(kinds: set[Any]) -> set[type[Schema]]:
+    """Schemas in these types, and in their fields."""
+    found: set[type[Schema]] = set()
+    left = list(kinds)
+    while left:
+        kind = left.pop()
+        if isinstance(kind, type) and issubclass(kind, Schema) and kind not in found:
+            found.add(kind)
+            left += get_type_hints(kind).values()
+        left += get_args(kind)
+    return found
+
+
 def plugin_names_page() -> str:
     """Page of the names of `llamacli.plugin` in Markdown."""
     stub = Path(plugin.__file__).with_suffix(".pyi").read_text("utf-8")
@@ -224,7 +283,12 @@ def _file(module: str) -> str:
     return f"{path}/__init__.py" if (ROOT / "core" / path).is_dir() else f"{path}.py"
 
 
-PAGES = {"samplers.md": samplers_page, "cache-types.md": cache_types_page, "plugin-names.md": plugin_names_page}
+PAGES = {
+    "samplers.md": samplers_page,
+    "cache-types.md": cache_types_page,
+    "plugin-names.md": plugin_names_page,
+    "request-fields.md": fields_page,
+}
 """Functions that generate pages of docs/, by file name."""
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Plugin API: the hooks that a plugin may implement.
 
 A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
-distribution names it in one of two entry-point groups; commands have a third, `llamacli.commands`:
+distribution names it in one of two entry-point groups; commands have a third, `llamacli.commands`, and APIs of the
+server a fourth, `llamacli.apis`:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
     from llamacli.tokenizer import Tokenizer
-    from llamacli.tokenizer.added import NamedPreTokenizer, TokenizerModel
+    from llamacli.tokenizer.loading import NamedPreTokenizer, TokenizerModel
 
 API_VERSION = 1
 

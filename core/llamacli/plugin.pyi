@@ -108,8 +108,8 @@ from llamacli.loaders import ArrayFile as ArrayFile
 from llamacli.loaders import Loader as Loader
 
 # Tokenizers
-from llamacli.tokenizer.added import NamedPreTokenizer as NamedPreTokenizer
-from llamacli.tokenizer.added import TokenizerModel as TokenizerModel
+from llamacli.tokenizer.loading import NamedPreTokenizer as NamedPreTokenizer
+from llamacli.tokenizer.loading import TokenizerModel as TokenizerModel
 from llamacli.tokenizer.loading import TokenizerParts as TokenizerParts
 from llamacli.tokenizer.pretokenizers import PreTokenizer as PreTokenizer
 from llamacli.tokenizer.vocabulary import read_vocabulary as read_vocabulary

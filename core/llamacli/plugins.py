@@ -106,11 +106,11 @@ KINDS = (
         lambda sampler: sampler.names, _samplers,
     ),
     Kind(
-        "pre-tokenizers", "register_pre_tokenizers", "llamacli.tokenizer.added", "NamedPreTokenizer",
+        "pre-tokenizers", "register_pre_tokenizers", "llamacli.tokenizer.loading", "NamedPreTokenizer",
         core=_table("llamacli.tokenizer.pretokenizers", "PRE_TOKENIZERS"), value=lambda named: named.scheme,
     ),
     Kind(
-        "tokenizers", "register_tokenizers", "llamacli.tokenizer.added", "TokenizerModel",
+        "tokenizers", "register_tokenizers", "llamacli.tokenizer.loading", "TokenizerModel",
         core=_table("llamacli.tokenizer.loading", "TOKENIZER_MODELS"), value=lambda model: model.make,
     ),
 )  # fmt: skip

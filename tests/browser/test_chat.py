@@ -44,14 +44,14 @@ def test_stop_frees_the_place(story) -> None:
     page.press("Stop the reply")
     page.wait_text(".state", "Stopped.")
     kept = page.wait_reply()
-    wait_for(lambda: not server.send("/slots").json)
+    wait_for(lambda: not any(slot["is_processing"] for slot in server.send("/slots").json))
     assert "llamacli_requests_running" in server.send("/metrics").body.decode()
     assert 'llamacli_cancelled_total{model="demo",phase="decode"} 1.0' in server.send("/metrics").body.decode()
     page.press("Continue")
     page.wait(lambda: page.replies[0].startswith(kept) and len(page.replies[0]) > len(kept))
     page.keys(Keys.ESCAPE)
     page.wait_reply()
-    wait_for(lambda: not server.send("/slots").json)
+    wait_for(lambda: not any(slot["is_processing"] for slot in server.send("/slots").json))
 
 
 def test_reload_in_mid_stream(site) -> None:

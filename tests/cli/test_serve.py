@@ -278,7 +278,7 @@ def test_disconnects_leave_nothing_behind(server: Program) -> None:
             )
             next(iter(stream))
             stream.close()
-    wait_for(lambda: not server.send("/slots").json)
+    wait_for(lambda: not any(slot["is_processing"] for slot in server.send("/slots").json))
     assert 'llamacli_cancelled_total{model="demo",phase="decode"}' in server.send("/metrics").body.decode()
 
 
@@ -582,8 +582,8 @@ def test_short_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_options_are_grouped() -> None:
     groups = grouped(serve.params)
     assert list(groups) == [
-        "Models", "Context and requests", "Speculative decoding", "Network", "Monitoring", "Ray cluster", "Computing",
-        "Other",
+        "Models", "Context and requests", "Speculative decoding", "Sampling by default", "Network", "Monitoring",
+        "Ray cluster", "Computing", "Other",
     ]  # fmt: skip
     assert [option.name for option in groups["Other"]] == ["verbose", "debug"]
 
@@ -623,6 +623,12 @@ def test_page(server: Program) -> None:
     assert http_settings(given("--no-page")).page is None
 
 
+def test_sampling_parameters_of_the_server() -> None:
+    http = http_settings(given("--temp", "0", "--seed", "7", "--min-p", "0.1", "--strict"))
+    assert (http.sampling, http.seed, http.strict) == ({"temperature": 0.0, "min_p": 0.1}, 7, True)
+    assert (http_settings(given()).sampling, http_settings(given("--seed", "-1")).seed) == ({}, None)
+
+
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         "HOST": "::1", "PORT": "9", "API_KEYS": "one two", "MAX_RUNNING": "3", "KV_MEMORY": "1M", "STEP_MS": "20",
@@ -634,5 +640,5 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         http, limits = http_settings(context.params), engine_settings(context.params)
     assert (http.host, http.port, http.api_keys, http.slots) == ("::1", 9, ("one", "two"), True)
     assert http.cors_origins == ("https://a.example", "https://b.example")
-    assert (limits.max_running, limits.kv_memory, limits.step_ms, limits.max_tokens) == (3, 1 << 20, 20.0, 7)
+    assert (limits.max_running, limits.kv_memory, limits.step_ms, http.max_tokens) == (3, 1 << 20, 20.0, 7)
     assert limits.n_ctx == 64

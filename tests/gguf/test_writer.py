@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import gguf_builder as b
 from gguf_builder import Kind, Tensor
 from llamacli.errors import ClosedError, InvalidRequestError
-from llamacli.gguf import GGUFFile, TensorInfo, open_gguf, uint32_pair, write_gguf
+from llamacli.gguf import GGUFFile, TensorInfo, metadata_pair, open_gguf, write_gguf
 from llamacli.quantization import TensorType
 from suite import calls_at_most
 
@@ -76,8 +76,8 @@ def test_older_version_is_written_as_the_newest(tmp_path: Path) -> None:
         assert copy(file) == b.gguf_bytes(PAIRS, TENSORS, version=3)
 
 
-def test_uint32_pair_round_trip(tmp_path: Path) -> None:
-    assert uint32_pair("general.file_type", 15) == b.pair("general.file_type", Kind.U32, 15)
+def test_metadata_pair_round_trip(tmp_path: Path) -> None:
+    assert metadata_pair("general.file_type", 15) == b.pair("general.file_type", Kind.U32, 15)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 12, 19, 21])

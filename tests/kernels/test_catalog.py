@@ -69,6 +69,7 @@ RANDOM = {
     "log_sum_exp": "kernels/test_sampling_kernels.py::test_exponentials",
     "softmax": "kernels/test_sampling_kernels.py::test_exponentials",
     "entropy": "kernels/test_sampling_kernels.py::test_exponentials",
+    "deviation": "kernels/test_sampling_kernels.py::test_deviation",
     "repeat_lengths": "kernels/test_sampling_kernels.py::test_repeat_lengths",
     "fill_slots": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",
     "join_merges": "tokenizer/test_merging.py::test_ranked_merges_match_the_definition",

@@ -50,6 +50,20 @@ def test_running_too_long_ends_the_text() -> None:
     assert isinstance(last(slow, "vector"), Failed)
 
 
+def test_time_of_a_text_ends_it_once_it_has_a_newline() -> None:
+    simulation = Simulation()
+    for name in ("line", "none"):
+        simulation.submit(request(name, max_tokens=200, ignore_eos=True, max_seconds=1.0))
+    running = simulation.scheduler.running
+    simulation.run(lambda: len(running) == 2 and all(sequence.text for sequence in running))
+    (sequence,) = (one for one in running if one.request.message.id == "line")
+    sequence.text.has_newline = True
+    simulation.run()
+    line, none = (last(simulation, name).usage.generated for name in ("line", "none"))
+    assert (simulation.events["line"][-2].reason, simulation.events["line"][-2].timed_out) == ("length", True)
+    assert 0 < line < none == 200
+
+
 class _AllReasoning(Reader):
     """Reader of replies that are reasoning, known at their end."""
 

@@ -174,3 +174,20 @@ def test_events_do_not_depend_on_the_tokens_that_spell_a_text(text: str, sizes: 
         for reasoning in (False, True):
             assert joined(one, reasoning=reasoning) == joined(other, reasoning=reasoning)
         assert end(one) == end(other)
+
+
+def test_stop_string_in_the_text() -> None:
+    events = fed(ids(" was big and red"), stop=("big",), include_stop=True)
+    assert (joined(events), end(events)) == (" was big", Finished(3, "stop", "big"))
+
+
+def test_tokens_that_end_the_text() -> None:
+    tokens = [*ids(" was"), 300, *ids(" big")]
+    assert joined(fed(tokens, end_ids=(300,), ignore_eos=True)) == " was"
+    assert joined(fed([*ids(" was"), EOS], end_ids=(300,))) == " was"
+
+
+def test_special_tokens_in_the_text() -> None:
+    tokens = [*ids(" was"), EOS, *ids(" big")]
+    assert joined(fed(tokens, ignore_eos=True)) == " was big"
+    assert joined(fed(tokens, ignore_eos=True, special_tokens=True)) == " was</s> big"

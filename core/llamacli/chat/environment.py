@@ -15,7 +15,7 @@ import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -30,6 +30,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from llamacli.chat.taint import PRECISE, TaintedStr, active_mask, mask_of, tainted_join, text_of, untainted
+from llamacli.util.cancellation import setting
 
 MAX_SECONDS = 2.0
 """CPU time of a rendering, in seconds."""
@@ -70,21 +71,9 @@ class Budget:
 _budget: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("_budget", default=None)
 
 
-@contextlib.contextmanager
-def limited(budget: Budget | None = None) -> Iterator[None]:
+def limited(budget: Budget | None = None) -> contextlib.AbstractContextManager[None]:
     """Apply a budget to compiling or rendering."""
-    token = _budget.set(budget or Budget(MAX_SECONDS, MAX_CHARACTERS))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
-
-
-def _check_clock() -> None:
-    """Raise TemplateRuntimeError after the deadline."""
-    budget = _budget.get()
-    if budget and time.thread_time() > budget.until:
-        raise jinja2.TemplateRuntimeError(f"it takes more than {budget.seconds:g} s")
+    return setting(_budget, budget or Budget(MAX_SECONDS, MAX_CHARACTERS))
 
 
 def _charge(characters: int) -> None:
@@ -129,15 +118,10 @@ class _CodeGenerator(CodeGenerator):
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-    "in": lambda item, container: item in container,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt,
+    "gteq": operator.ge, "in": lambda item, container: item in container,
     "notin": lambda item, container: item not in container,
-}
+}  # fmt: skip
 
 
 class Environment(ImmutableSandboxedEnvironment):
@@ -152,7 +136,12 @@ class Environment(ImmutableSandboxedEnvironment):
         )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, "join": _join, "safe": _safe, "format": _format}
+        self.filters |= {
+            "tojson": _tojson,
+            "join": _join,
+            "safe": lambda value: markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value),
+            "format": _format,
+        }
         for name in _WHOLE:
             self.filters[name] = _whole_filter(self.filters[name])
         for name in _OF_TEXT | _OF_STRINGS:
@@ -176,7 +165,9 @@ class Environment(ImmutableSandboxedEnvironment):
     @property
     def clock(self) -> None:
         """Deadline check, evaluated at the start of each loop and macro body."""
-        _check_clock()
+        budget = _budget.get()
+        if budget and time.thread_time() > budget.until:
+            raise jinja2.TemplateRuntimeError(f"it takes more than {budget.seconds:g} s")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -376,10 +367,6 @@ def _tojson(
     _charge(len(text))
     mask = active_mask() or mask_of(value)
     return TaintedStr(mask.mask(text), mask) if mask and mask.covers((value, indent, separators)) else text
-
-
-def _safe(value: Any) -> markupsafe.Markup:
-    return markupsafe.Markup(str.__str__(value) if isinstance(value, str) else value)
 
 
 def _format(value: Any, *args: Any, **options: Any) -> Any:

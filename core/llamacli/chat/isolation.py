@@ -84,12 +84,9 @@ class _Helper:
         places = {str(Path(str(spec.origin)).parents[1]) for spec in map(importlib.util.find_spec, _PACKAGES) if spec}
         code = f"import sys; sys.path[:0] = {sorted(places)!r}; from llamacli.chat.worker import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+            [sys.executable, "-s", "-S", "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()

@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex
 import markupsafe
 
 from llamacli.errors import InvalidRequestError
+from llamacli.util.cancellation import setting
 
 _PRIVATE_USE = range(0xF0000, 0x10FFFE)
 """Supplementary private use areas of Unicode."""
@@ -79,22 +80,16 @@ class CharacterMask:
             return [self.marked(item) if type(item) is str else item for item in value]
         return tuple(self.marked(list(value))) if type(value) is tuple else value
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> contextlib.AbstractContextManager[None]:
         """Make this the mask of the rendering in the current context."""
-        token = _active.set(self)
-        try:
-            yield
-        finally:
-            _active.reset(token)
+        return setting(_active, self)
 
 
 _active: contextvars.ContextVar[CharacterMask | None] = contextvars.ContextVar("_active", default=None)
 
 
-def active_mask() -> CharacterMask | None:
-    """Mask of the rendering in the current context, or None."""
-    return _active.get()
+active_mask = _active.get
+"""Function that returns the mask of the rendering in the current context, or None."""
 
 
 class TaintedStr(str):

@@ -73,20 +73,17 @@ class ChatOptions(NamedTuple):
 
         Raises UsageError; OSError for the template's file.
         """
-        system, raw = given.pop("system_prompt"), given.pop("raw")
-        template, file = given.pop("chat_template"), given.pop("chat_template_file")
-        think, effort, shift = given.pop("think"), given.pop("reasoning_effort"), given.pop("context_shift")
+        names = ("system_prompt", "raw", "chat_template", "chat_template_file", "think", "reasoning_effort")
+        system, raw, template, file, think, effort = map(given.pop, names)
+        shift, tools, log, resume = map(given.pop, ("context_shift", "tools", "log", "resume"))
         if template is not None and file is not None:
             raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
         if file is not None:
             template = read_file(Path(file))
-        tools, log, resume = given.pop("tools"), given.pop("log"), given.pop("resume")
-        variables = {"enable_thinking": think, "reasoning_effort": effort}
         requested = shift or any(value is not None for value in (system, template, think, effort, tools, resume))
-        given_variables = {name: value for name, value in variables.items() if value is not None}
-        return cls(
-            argument(system or ""), raw, template, given_variables, shift, tools, log, resume, requested
-        )  # fmt: skip
+        pairs = {"enable_thinking": think, "reasoning_effort": effort}.items()
+        variables = {name: value for name, value in pairs if value is not None}
+        return cls(argument(system or ""), raw, template, variables, shift, tools, log, resume, requested)
 
     def should_chat(self, model: Model) -> bool:
         """Decide between chat and completion.

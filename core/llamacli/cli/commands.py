@@ -101,10 +101,7 @@ def distribution_of(entry: EntryPoint) -> str:
 
 
 def _load(entry: EntryPoint) -> click.Command:
-    """Import a command.
-
-    Raises PluginError for one of a plugin that cannot be imported, or is no command.
-    """
+    """Import a command; PluginError for a plugin's that fails or is none."""
     if is_ours(entry):
         return entry.load()
     where = f"command {entry.name!r} of plugin {distribution_of(entry)}"

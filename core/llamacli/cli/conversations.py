@@ -93,9 +93,8 @@ class ConversationLog:
         if not self.path.exists():
             return []
         with self._open() as database:
-            return [
-                _read(database, number) for (number,) in database.execute(query, (pattern, pattern, limit)).fetchall()
-            ]
+            numbers = database.execute(query, (pattern, pattern, limit)).fetchall()
+            return [_read(database, number) for (number,) in numbers]
 
     def load(self, number: int | None = None) -> Conversation:
         """Read a conversation, by default the latest."""
@@ -135,18 +134,11 @@ def conversation_log() -> ConversationLog:
 
 
 def _read(database: sqlite3.Connection, number: int) -> Conversation:
-    row = database.execute(
-        "SELECT model, system, variables, updated FROM conversations WHERE id = ?", (number,)
-    ).fetchone()
+    query = "SELECT model, system, variables, updated FROM conversations WHERE id = ?"
+    row = database.execute(query, (number,)).fetchone()
     if row is None:
         raise InvalidRequestError(f"there is no conversation {number} in the log; llamacli logs lists them")
     model, system, variables, updated = row
-    messages = database.execute("SELECT message FROM messages WHERE conversation_id = ? ORDER BY position", (number,))
-    return Conversation(
-        model,
-        system,
-        json.loads(variables),
-        [Message.from_dict(json.loads(text)) for (text,) in messages],
-        number,
-        updated,
-    )
+    texts = database.execute("SELECT message FROM messages WHERE conversation_id = ? ORDER BY position", (number,))
+    messages = [Message.from_dict(json.loads(text)) for (text,) in texts]
+    return Conversation(model, system, json.loads(variables), messages, number, updated)

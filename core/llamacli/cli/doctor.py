@@ -16,7 +16,7 @@ from llamacli.errors import LlamaCliError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamacli.tools.doctor import Copies, Cpu, KernelCache, Memory, Report, Trial
+    from llamacli.tools.doctor import Report
 
 
 @click.command(cls=Command)
@@ -57,48 +57,27 @@ def doctor(model: str | None, output: str) -> None:
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version or 'missing'}" for name, version in report.versions.items())
-    yield from _of_cpu(report.cpu)
-    yield from _of_memory(report.memory)
-    yield from _of_kernels(report.kernels)
-    yield "packed copies", _of_copies(report.copies)
-    for plugin in report.plugins:
-        state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
-        yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
-    if report.trial is not None:
-        yield from _of_trial(report.trial)
-
-
-def _of_trial(trial: Trial) -> Iterator[tuple[str, str]]:
-    yield "model", f"{trial.path}: {trial.architecture}, {trial.n_tokens} tokens at {trial.tps:.1f} tok/s"
-    for op, share in trial.numpy_shares.items():
-        yield "NumPy op", f"{op}: {share:.1%} of the time"
-
-
-def _of_cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:
-    cores = cpu.cores
+    cpu, cores, memory, kernels, copies = report.cpu, report.cpu.cores, report.memory, report.kernels, report.copies
     yield "CPU", cpu.name
     yield "instructions", f"{cpu.isa}, of {', '.join(cpu.available)}"
     quota = "no CPU quota" if cores.quota is None else f"quota of {cores.quota:g} CPUs"
     yield "threads", f"{cores.threads}: {cores.physical} cores in {cores.logical} of {cpu.n_cpus} CPUs, {quota}"
     if cpu.load is not None:
         yield "load", f"{cpu.load:.2f} in the last minute"
-
-
-def _of_memory(memory: Memory) -> Iterator[tuple[str, str]]:
     if memory.total is not None and memory.free is not None:
         limit = "no limit" if memory.limit is None else f"a limit of {human_bytes(memory.limit)}"
         yield "memory", f"{human_bytes(memory.free)} available of {human_bytes(memory.total)}, {limit}"
     if memory.huge_pages is not None:
         yield "huge pages", memory.huge_pages
-
-
-def _of_kernels(kernels: KernelCache) -> Iterator[tuple[str, str]]:
     yield "kernel cache", kernels.folder or "none"
-    state = "writable" if kernels.writable else "not writable"
-    size = human_bytes(kernels.n_bytes)
+    state, size = "writable" if kernels.writable else "not writable", human_bytes(kernels.n_bytes)
     yield "kernels", f"{kernels.n_compiled} of {kernels.n_kernels} compiled, {size}, {state}"
-
-
-def _of_copies(copies: Copies) -> str:
     limit = human_bytes(copies.limit) if copies.limit else "0, so that none are made"
-    return f"{copies.n_copies} of models, {human_bytes(copies.n_bytes)}, limit {limit}"
+    yield "packed copies", f"{copies.n_copies} of models, {human_bytes(copies.n_bytes)}, limit {limit}"
+    for plugin in report.plugins:
+        state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
+        yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
+    if (trial := report.trial) is not None:
+        yield "model", f"{trial.path}: {trial.architecture}, {trial.n_tokens} tokens at {trial.tps:.1f} tok/s"
+        for op, share in trial.numpy_shares.items():
+            yield "NumPy op", f"{op}: {share:.1%} of the time"

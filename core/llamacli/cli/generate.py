@@ -76,8 +76,7 @@ def complete(
 ) -> Completion:
     """Generate up to `max_tokens` tokens, passing each piece to `writer`.
 
-    -1 means no limit.
-    `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not.
+    -1 means no limit. `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not.
     """
     try:
         stream = session.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos)

@@ -44,9 +44,8 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
 
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
-    line such as `name = "user/repo:Q4_K_M"` for each.
-    Packed copies are files that are mapped when a model is loaded again; `rm --packed` deletes them. Needs the
-    extra `hub`, except for --names and --packed.
+    line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
+    again; `rm --packed` deletes them. Needs the extra `hub`, except for --names and --packed.
     """
     if names and packed:
         raise click.UsageError("--names and --packed exclude each other.")
@@ -113,11 +112,9 @@ def rm(references: tuple[str, ...], packed: bool) -> None:
 
 def model_from_hub(text: str) -> str:
     """Path of a hub model's file, downloaded unless cached."""
-    from llamacli.hub.names import reference as named
-    from llamacli.hub.repositories import cached, fetch
+    from llamacli.hub.names import located, reference
 
-    reference = named(text)
-    return str(cached(reference) or fetch(reference))
+    return str(located(reference(text)))
 
 
 def resolve_model(name: str) -> str:
@@ -127,15 +124,12 @@ def resolve_model(name: str) -> str:
     """
     if not name or Path(name).exists():
         return name
-    from llamacli.hub.names import lookup
-    from llamacli.hub.repositories import cached, fetch
+    from llamacli.hub.names import located, lookup
 
     found = lookup(name) or (demo_path() if name == DEMO else None)
     if found is None:
         raise ModelFormatError(_no_model(name))
-    if isinstance(found, Path):
-        return str(found)
-    return str(cached(found) or fetch(found))
+    return str(located(found))
 
 
 def _no_model(name: str) -> str:

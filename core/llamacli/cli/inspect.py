@@ -68,7 +68,9 @@ def inspect(model: str, tensors: bool, full: bool, replies: bool, json: bool, pl
             _print_summary(summary, file.metadata)
             if tensors:
                 _print_tensors(file)
-            _print_metadata(file.metadata, full)
+            click.echo(f"\nmetadata ({len(file.metadata)} keys)")
+            for key, value in file.metadata.items():
+                click.echo(f"  {printable(key)} = {_brief(value, full)}")
     finally:
         file.close()
 
@@ -216,41 +218,23 @@ def _print_summary(summary: Mapping[str, Any], metadata: Metadata) -> None:
     line("chat template", _fingerprint(metadata.get("tokenizer.chat_template")))
     line("replies", summary.get("replies"))
     line("tensors", summary["n_tensors"])
-    if summary["tensor_types"]:
-        print_table(
-            ("type", "tensors:", "size:"),
-            [
-                (name, str(kind["n_tensors"]), human_bytes(kind["n_bytes"]))
-                for name, kind in summary["tensor_types"].items()
-            ],
-            indent="  ",
-        )
+    kinds = summary["tensor_types"].items()
+    rows = [(name, str(kind["n_tensors"]), human_bytes(kind["n_bytes"])) for name, kind in kinds]
+    if rows:
+        print_table(("type", "tensors:", "size:"), rows, indent="  ")
 
 
 def _print_tensors(file: ModelFile) -> None:
     click.echo()
-    print_table(
-        ("tensor", "shape:", "type", "bytes:"),
-        [
-            (info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes))
-            for info in file.tensors.values()
-        ],
-    )
-
-
-def _print_metadata(metadata: Metadata, full: bool) -> None:
-    click.echo(f"\nmetadata ({len(metadata)} keys)")
-    for key, value in metadata.items():
-        click.echo(f"  {printable(key)} = {_brief(value, full)}")
+    infos = file.tensors.values()
+    rows = [(info.name, " x ".join(map(str, info.shape)), info.type.name, str(info.n_bytes)) for info in infos]
+    print_table(("tensor", "shape:", "type", "bytes:"), rows)
 
 
 def _brief(value: Any, full: bool) -> str:
     if isinstance(value, str):
-        return (
-            printable(value)
-            if full or len(value) <= SHOWN_CHARACTERS
-            else f"{_shortened(value)} ({len(value)} characters)"
-        )
+        length = "" if full or len(value) <= SHOWN_CHARACTERS else f" ({len(value)} characters)"
+        return f"{_shortened(value) if length else printable(value)}{length}"
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if full or len(value) <= SHOWN_ITEMS:

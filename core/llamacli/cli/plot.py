@@ -43,20 +43,14 @@ def plot_rates(rows: Sequence[Row], path: str) -> None:
     """Plot tokens per second as bars with standard deviations."""
     from matplotlib.figure import Figure
 
-    panels = [
-        (title, chosen)
-        for title, chosen in (
-            ("prompt", [row for row in rows if row.n_prompt]),
-            ("generation", [row for row in rows if not row.n_prompt]),
-        )
-        if chosen
-    ]
+    kinds = {"prompt": [row for row in rows if row.n_prompt], "generation": [row for row in rows if not row.n_prompt]}
+    panels = {title: chosen for title, chosen in kinds.items() if chosen}
     if not panels:
         return
-    widths = [1 + len(chosen) for _, chosen in panels]
+    widths = [1 + len(chosen) for chosen in panels.values()]
     figure = Figure(figsize=(max(4.0, 1.0 * sum(widths)), 4.0), layout="constrained")
     all_axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
-    for axes, (title, chosen) in zip(all_axes, panels, strict=True):
+    for axes, (title, chosen) in zip(all_axes, panels.items(), strict=True):
         bars = axes.bar(
             [row.test.replace(" @ ", "\n@ ") for row in chosen], [row.avg_ts for row in chosen],
             yerr=[row.stddev_ts for row in chosen], capsize=4, color="#4c78a8",

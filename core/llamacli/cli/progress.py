@@ -216,15 +216,9 @@ def load(
 
         start_helper()
         return load_model(
-            path,
-            mode,
-            threads=threads,
-            progress=progress,
-            lora_path=[file for file, _ in lora],
-            lora_scale=[scale for _, scale in lora],
-            load=load_mode,
-            overrides=overrides,
-        )
+            path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
+            lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -165,12 +165,9 @@ def _print_types(planned: Plan, subject: str) -> None:
     for tensor in planned.tensors:
         n_tensors[tensor.target.type.name] += 1
         n_bytes[tensor.target.type.name] += tensor.target.n_bytes
-    print_table(
-        ("type", "tensors:", "size:"),
-        [(name, str(n_tensors[name]), human_bytes(size)) for name, size in n_bytes.most_common()],
-    )
+    rows = [(name, str(n_tensors[name]), human_bytes(size)) for name, size in n_bytes.most_common()]
+    print_table(("type", "tensors:", "size:"), rows)
     before = sum(tensor.source.n_bytes for tensor in planned.tensors)
     bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits per weight" if planned.n_params else ""
-    click.echo(
-        printable(f"{subject}: {planned.file_type.name}, {human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}")
-    )
+    sizes = f"{human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}"
+    click.echo(printable(f"{subject}: {planned.file_type.name}, {sizes}"))

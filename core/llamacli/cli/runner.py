@@ -15,18 +15,17 @@ from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_onc
 from llamacli.cli.conversations import Conversation, conversation_log
 from llamacli.cli.functions import Functions, load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
-from llamacli.cli.heat import write_heat
-from llamacli.cli.logprobs import logprobs_as_json, print_logprobs
+from llamacli.cli.logprobs import logprobs_as_json, print_logprobs, write_heat
 from llamacli.cli.options import warn_of_long_context
-from llamacli.cli.output import note, one_line, print_json, write
+from llamacli.cli.output import human_bytes, note, one_line, print_json, write
 from llamacli.cli.progress import load
 from llamacli.cli.sampling import sampling_params
 from llamacli.cli.speculation import open_drafter
-from llamacli.cli.stats import RunStats
 from llamacli.errors import InvalidRequestError, LlamaCliError
+from llamacli.util.system import peak_rss
 
 if TYPE_CHECKING:
-    from llamacli import ChatSession, Model, SamplingParams, Session
+    from llamacli import ChatSession, Model, SamplingParams, Session, Stats
     from llamacli.cli.repl import Repl
 
 _log = logging.getLogger(__name__)
@@ -72,6 +71,41 @@ class RunOptions:
         """Remove the options from a command's parameters, leaving those of sampling."""
         own = {field.name: given.pop(field.name) for field in attrs.fields(cls) if field.name in given}
         return cls(**own, **more, sampling=given)
+
+
+@attrs.frozen
+class RunStats:
+    """Statistics of a process: load time, session, seed, memory.
+
+    `load_s` is in seconds, `peak_rss` in bytes. `numpy_shares` are the shares of the computing time, from 0 to 1, that
+    verbs without a kernel took.
+    """
+
+    load_s: float
+    session: Stats
+    seed: int
+    numpy_shares: dict[str, float] = attrs.field(factory=dict)
+    peak_rss: int | None = attrs.field(factory=peak_rss)
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The statistics as a flat dict, for JSON."""
+        return attrs.asdict(self, filter=lambda field, _: field.name != "session") | attrs.asdict(self.session)
+
+    def print(self) -> None:
+        """Print them to stderr."""
+        s = self.session
+        note(f"load          {self.load_s:.2f} s")
+        note(f"prompt        {s.n_prompt} tokens, {s.n_reused} of them reused, {s.prefill_tps:.1f} tok/s")
+        note(f"first token   {s.ttft_s * 1000:.0f} ms")
+        note(f"generated     {s.n_gen} tokens, {s.gen_tps:.1f} tok/s")
+        if s.n_drafted:
+            note(f"drafted       {s.n_drafted} tokens, {s.n_accepted} of them accepted")
+        for verb in sorted({op.partition(",")[0] for op in self.numpy_shares}):
+            share = sum(share for op, share in self.numpy_shares.items() if op.startswith(f"{verb},"))
+            note(f"NumPy         {share:.1%} of the time: {verb} has no kernel")
+        if self.peak_rss is not None:
+            note(f"peak memory   {human_bytes(self.peak_rss)}")
+        note(f"seed          {self.seed}")
 
 
 @attrs.frozen
@@ -183,14 +217,9 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
         if chat is None:
             writer = CompletionWriter(options.prompt if options.display_prompt else "")
             completion = complete(
-                session,
-                ids,
-                params,
-                max_tokens=options.max_tokens,
-                ignore_eos=options.ignore_eos,
-                on_start=log_start,
+                session, ids, params, max_tokens=options.max_tokens, ignore_eos=options.ignore_eos, on_start=log_start,
                 writer=None if options.json else writer,
-            )
+            )  # fmt: skip
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
                 chat, options.prompt, params, functions=functions, on_start=log_start,
@@ -233,10 +262,7 @@ def _create_repl(
 
 
 def _check(session: Session, params: SamplingParams) -> None:
-    """Check sampling parameters before anything is computed.
-
-    Raises InvalidRequestError with an example for a wrong grammar or schema.
-    """
+    """Check sampling parameters early; errors of grammars and schemas have examples."""
     try:
         session.params = params
     except InvalidRequestError as error:

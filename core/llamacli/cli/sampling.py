@@ -99,7 +99,12 @@ def sampling_options(command: Decorated) -> Decorated:
     The values of those not given are None.
     """
     command = in_group("Grammar", *_CONSTRAINTS)(command)
-    return in_group("Sampling", *map(_option, PARAMETERS.values()), *_OTHERS)(command)
+    return in_group("Sampling", *number_options(), *_OTHERS)(command)
+
+
+def number_options() -> tuple[Callable[[Any], Any], ...]:
+    """Options of the numeric parameters."""
+    return tuple(map(_option, PARAMETERS.values()))
 
 
 def _option(one: Parameter) -> Callable[[Any], Any]:

@@ -28,11 +28,13 @@ from llamacli.cli.options import (
 from llamacli.cli.output import human_bytes, note
 from llamacli.cli.overrides import override_options
 from llamacli.cli.progress import Task, shown, working
+from llamacli.cli.sampling import number_options
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
+from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
 
 if TYPE_CHECKING:
@@ -127,6 +129,10 @@ _GROUPS = {
         ),
         option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
         option(
+            "--reasoning/--no-reasoning", default=True, show_default=True,
+            help="Variable enable_thinking of chat templates, for requests that do not set it.",
+        ),
+        option(
             "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
         ),
         option(
@@ -143,7 +149,11 @@ _GROUPS = {
             "-c", "--ctx-size", metavar="N", type=Integer(0, MAX_CONTEXT), default=0, show_default=True,
             help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
         ),
-        option("-n", "--max-tokens", metavar="N", type=_COUNT, help="Limit of the tokens of a reply."),
+        option(
+            "-n", "--max-tokens", metavar="N", type=_COUNT,
+            help="Limit of the tokens of a reply for requests that have none. Default: the rest of the context; 16 for "
+            "/v1/completions.",
+        ),
         option(
             "--max-running", metavar="N", type=_COUNT,
             help="Texts generated at once. Default: 8, and up to 32 while a step of them takes half of --step-ms at "
@@ -192,6 +202,10 @@ _GROUPS = {
     "Speculative decoding": (
         *SPECULATION,
     ),
+    "Sampling by default": (
+        *number_options(),
+        option("-s", "--seed", metavar="N", type=Integer(-1), help="Seed of the draws; -1: a random one for each."),
+    ),
     "Network": (
         option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
         option(
@@ -227,6 +241,10 @@ _GROUPS = {
         ),
     ),
     "Monitoring": (
+        option(
+            "--strict", is_flag=True,
+            help="Refuse requests with unknown fields, instead of a warning in a header and in the log.",
+        ),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
         option("--log-texts", is_flag=True, help="Log the bodies of requests."),
@@ -370,9 +388,13 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if keys and "*" in given["cors_origins"]:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "slots", "llamacpp_metrics", "log_texts")  # fmt: skip
+             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "llamacpp_metrics",
+             "log_texts", "reasoning")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
+        sampling={name: given[name] for name in PARAMETERS if given[name] is not None},
+        seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
+        max_tokens=given["max_tokens"],
         api_keys=tuple(keys),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or MOST_RUNNING,
@@ -384,7 +406,7 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     """Limits of the engine; raises InvalidRequestError for a value out of range."""
     from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
 
-    names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms", "max_tokens",
+    names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
              "overrides", "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()

@@ -5,16 +5,6 @@ from llamacli.conversion.imatrix import Importance, ImportanceMatrix, read_imatr
 from llamacli.conversion.mixtures import FILE_TYPE_NAMES, FILE_TYPES, FileType, file_type
 
 __all__ = [
-    "FILE_TYPES",
-    "FILE_TYPE_NAMES",
-    "FileType",
-    "Importance",
-    "ImportanceMatrix",
-    "Plan",
-    "PlannedTensor",
-    "file_type",
-    "plan",
-    "read_imatrix",
-    "write",
-    "write_imatrix",
-]
+    "FILE_TYPES", "FILE_TYPE_NAMES", "FileType", "Importance", "ImportanceMatrix", "Plan", "PlannedTensor", "file_type",
+    "plan", "read_imatrix", "write", "write_imatrix",
+]  # fmt: skip

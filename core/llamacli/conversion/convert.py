@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llamacli.conversion.imatrix import ImportanceMatrix
 from llamacli.conversion.mixtures import Choice, FileType, choose, requires_imatrix
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError, plugin_errors
-from llamacli.gguf import GGUFFile, TensorInfo, string_pair, uint32_pair, write_gguf
+from llamacli.gguf import GGUFFile, TensorInfo, metadata_pair, write_gguf
 from llamacli.kernels.codebook_encoding import encode_codebook
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
@@ -157,19 +157,20 @@ def write(
 ) -> None:
     """Write the target file atomically.
 
-    `progress` is called with bytes written and bytes in all.
-    Metadata is copied bit by bit, except general.file_type, general.quantization_version and the keys of split files.
-    Keys quantize.imatrix.* name the importance matrix, as llama.cpp's do.
-    Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values exceed the range
-    of the type, a tensor needs an importance matrix, the file exists and `overwrite` is false, it is the model itself,
-    or the disk is full.
+    `progress` is called with bytes written and bytes in all. Metadata is copied bit by bit, except general.file_type,
+    general.quantization_version and the keys of split files. Keys quantize.imatrix.* name the importance matrix, as
+    llama.cpp's do. Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values
+    exceed the range of the type, a tensor needs an importance matrix, the file exists and `overwrite` is false, it is
+    the model itself, or the disk is full.
     """
     planned.check_imatrix()
     file, tensors = planned.file, {tensor.target.name: tensor for tensor in planned.tensors}
     for source in file.paths:
         if path.exists() and path.samefile(source):
             raise InvalidRequestError(f"{path} is a file of the source model: choose another file")
-    _check_room(path, planned)
+    folder = path.absolute().parent
+    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
+        raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
     n_written = 0
 
     def count(n_bytes: int) -> None:
@@ -205,14 +206,7 @@ def _pairs(planned: Plan) -> list[bytes]:
             **({"quantize.imatrix.dataset": imatrix.datasets[0]} if imatrix.datasets else {}),
         }
     kept = {key: file.pair(key) for key in file.metadata if key not in _SPLIT_KEYS}
-    made = {key: string_pair(key, x) if isinstance(x, str) else uint32_pair(key, x) for key, x in ours.items()}
-    return list((kept | made).values())
-
-
-def _check_room(path: Path, planned: Plan) -> None:
-    folder = path.absolute().parent
-    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
-        raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
+    return list((kept | {key: metadata_pair(key, value) for key, value in ours.items()}).values())
 
 
 def _data(

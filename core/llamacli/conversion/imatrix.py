@@ -7,7 +7,6 @@ instead, each times a number of chunks.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import InvalidRequestError, ModelFormatError, ModelNotFoundError
-from llamacli.gguf import TensorInfo, is_gguf, open_gguf, string_pair, strings_pair, uint32_pair, write_gguf
+from llamacli.gguf import TensorInfo, is_gguf, metadata_pair, open_gguf, write_gguf
 from llamacli.quantization import TensorType
 from llamacli.util.files import replacing
 
@@ -115,45 +114,32 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
     return ImportanceMatrix(path, entries, datasets, count, size)
 
 
-class _Bytes:
-    """Reader of a .dat file's fields."""
-
-    def __init__(self, path: Path):
-        self._path, self._data, self._place = path, path.read_bytes(), 0
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._place == len(self._data)
-
-    def take(self, n: int, what: str) -> bytes:
-        if n < 0 or self._place + n > len(self._data):
-            raise ModelFormatError(
-                f"{self._path}: {what} needs {n} bytes at {self._place} of {len(self._data)}: "
-                "it is no importance matrix, or truncated"
-            )
-        self._place += n
-        return self._data[self._place - n : self._place]
-
-    def integer(self, what: str) -> int:
-        return int(struct.unpack("<i", self.take(4, what))[0])
-
-
 def _read_dat(path: Path) -> ImportanceMatrix:
-    data, entries = _Bytes(path), {}
-    for number in range(data.integer("the number of entries")):
-        name = data.take(data.integer(f"the name of entry {number}"), f"the name of entry {number}").decode(
-            "utf-8", "replace"
-        )
-        n_calls, n_values = data.integer(f"entry {name!r}"), data.integer(f"entry {name!r}")
-        sums = np.frombuffer(data.take(4 * n_values, f"entry {name!r}"), "<f4").astype(np.float32)
+    data, place, entries = path.read_bytes(), 0, {}
+
+    def take(n: int, what: str) -> bytes:
+        nonlocal place
+        if n < 0 or place + n > len(data):
+            needed = f"{what} needs {n} bytes at {place} of {len(data)}"
+            raise ModelFormatError(f"{path}: {needed}: it is no importance matrix, or truncated")
+        place += n
+        return data[place - n : place]
+
+    def integer(what: str) -> int:
+        return int.from_bytes(take(4, what), "little", signed=True)
+
+    def text(what: str) -> str:
+        return take(integer(what), what).decode("utf-8", "replace")
+
+    for number in range(integer("the number of entries")):
+        name = text(f"the name of entry {number}")
+        n_calls, n_values = integer(f"entry {name!r}"), integer(f"entry {name!r}")
+        sums = np.frombuffer(take(4 * n_values, f"entry {name!r}"), "<f4").astype(np.float32)
         if not sums.size:
             raise ModelFormatError(f"{path}: the entry of {name!r} has no numbers")
         entries[name] = Importance(sums[None], np.array([max(1, n_calls)], np.float32))
-    datasets, n_chunks = [], 0
-    if not data.is_at_end:
-        n_chunks = max(0, data.integer("the number of chunks"))
-    if not data.is_at_end:
-        datasets = [data.take(data.integer("the dataset"), "the dataset").decode("utf-8", "replace")]
+    n_chunks = max(0, integer("the number of chunks")) if place < len(data) else 0
+    datasets = [text("the dataset")] if place < len(data) else []
     return ImportanceMatrix(path, entries, datasets, n_chunks, 0)
 
 
@@ -167,12 +153,11 @@ def write_imatrix(matrix: ImportanceMatrix, *, overwrite: bool = False) -> None:
         entry = matrix.entries[name]
         arrays[name + _SUMS] = np.ascontiguousarray(entry.sums, "<f4")
         arrays[name + _COUNTS] = np.ascontiguousarray(entry.counts[:, None], "<f4")
-    pairs = [
-        string_pair("general.type", "imatrix"),
-        strings_pair(_DATASETS, matrix.datasets),
-        uint32_pair(_CHUNK_COUNT, matrix.chunk_count),
-        uint32_pair(_CHUNK_SIZE, matrix.chunk_size),
-    ]
+    keys: dict[str, int | str | Sequence[str]] = {
+        "general.type": "imatrix", _DATASETS: matrix.datasets, _CHUNK_COUNT: matrix.chunk_count,
+        _CHUNK_SIZE: matrix.chunk_size,
+    }  # fmt: skip
+    pairs = [metadata_pair(key, value) for key, value in keys.items()]
     infos = [TensorInfo(name, array.shape, TensorType.F32, array.nbytes) for name, array in arrays.items()]
     with replacing(matrix.path, overwrite=overwrite) as out:
         write_gguf(out, pairs, infos, lambda info: [arrays[info.name].reshape(-1).view(np.uint8)])

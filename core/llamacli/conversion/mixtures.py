@@ -147,16 +147,10 @@ _EXACT = {
     "per_layer_token_embd.weight": _Role.EMBEDDING,
 }
 _PARTS = {
-    "attn_qkv.weight": _Role.VALUE,
-    "attn_kv_b.weight": _Role.VALUE,
-    "attn_v.weight": _Role.VALUE,
-    "attn_k.weight": _Role.KEY,
-    "attn_q.weight": _Role.QUERY,
-    "attn_output.weight": _Role.ATTENTION_OUTPUT,
-    "ffn_up": _Role.UP,
-    "ffn_gate": _Role.GATE,
-    "ffn_down": _Role.DOWN,
-}
+    "attn_qkv.weight": _Role.VALUE, "attn_kv_b.weight": _Role.VALUE, "attn_v.weight": _Role.VALUE,
+    "attn_k.weight": _Role.KEY, "attn_q.weight": _Role.QUERY, "attn_output.weight": _Role.ATTENTION_OUTPUT,
+    "ffn_up": _Role.UP, "ffn_gate": _Role.GATE, "ffn_down": _Role.DOWN,
+}  # fmt: skip
 
 
 def _role(name: str) -> _Role:
@@ -276,13 +270,9 @@ _RULES: dict[tuple[str, _Role], TensorType | _Rule] = {
 """Types of tensors that differ from the file's type, by mixture and role."""
 
 _MORE_OF_LOW = {
-    "IQ2_M": (T.IQ3_S, T.IQ3_S, T.IQ3_S),
-    "IQ2_S": (T.IQ3_S, T.IQ3_S, T.IQ3_S),
-    "IQ2_XS": (T.Q2_K, T.Q2_K, None),
-    "IQ2_XXS": (T.Q2_K, T.Q2_K, None),
-    "IQ1_M": (T.Q2_K, T.Q2_K, T.IQ2_XXS),
-    "IQ1_S": (T.Q2_K, T.Q2_K, T.IQ2_XXS),
-}
+    "IQ2_M": (T.IQ3_S, T.IQ3_S, T.IQ3_S), "IQ2_S": (T.IQ3_S, T.IQ3_S, T.IQ3_S), "IQ2_XS": (T.Q2_K, T.Q2_K, None),
+    "IQ2_XXS": (T.Q2_K, T.Q2_K, None), "IQ1_M": (T.Q2_K, T.Q2_K, T.IQ2_XXS), "IQ1_S": (T.Q2_K, T.Q2_K, T.IQ2_XXS),
+}  # fmt: skip
 """Mixtures of the lowest bits: types of the embedding, of values and early down projections, of attention's output."""
 
 _EIGHT_EXPERTS = 8

@@ -3,17 +3,6 @@
 from llamacli.gguf.file import GGUFFile, is_gguf, open_gguf
 from llamacli.gguf.header import TensorInfo
 from llamacli.gguf.metadata import Metadata, StringArray
-from llamacli.gguf.writer import string_pair, strings_pair, uint32_pair, write_gguf
+from llamacli.gguf.writer import metadata_pair, write_gguf
 
-__all__ = [
-    "GGUFFile",
-    "Metadata",
-    "StringArray",
-    "TensorInfo",
-    "is_gguf",
-    "open_gguf",
-    "string_pair",
-    "strings_pair",
-    "uint32_pair",
-    "write_gguf",
-]
+__all__ = ["GGUFFile", "Metadata", "StringArray", "TensorInfo", "is_gguf", "metadata_pair", "open_gguf", "write_gguf"]

@@ -74,10 +74,6 @@ class _Shard:
                 )
         return cls(path, header, mapping)
 
-    def pair(self, key: str) -> bytes:
-        start, end = self.header.spans[key]
-        return self.mapping[start:end]
-
     def split_keys(self) -> tuple[int, int]:
         """Return this shard's number, counted from 0, and the number of shards."""
         metadata = self.header.metadata
@@ -144,7 +140,8 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
         """
         if self._first is None:
             raise ClosedError(f"{self.path} is closed")
-        return self._first.pair(key)
+        start, end = self._first.header.spans[key]
+        return self._first.mapping[start:end]
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes: a read-only view, uint8 [n_rows, row_bytes].

@@ -11,20 +11,14 @@ from llamacli.quantization.tensor_types import Bytes
 _VERSION = 3
 
 
-def uint32_pair(key: str, value: int) -> bytes:
-    """Raw bytes of a metadata key with a 32-bit unsigned integer."""
-    return _string(key) + struct.pack("<II", TYPE_U32, value)
-
-
-def string_pair(key: str, value: str) -> bytes:
-    """Raw bytes of a metadata key with a string."""
-    return _string(key) + struct.pack("<I", TYPE_STRING) + _string(value)
-
-
-def strings_pair(key: str, values: Sequence[str]) -> bytes:
-    """Raw bytes of a metadata key with an array of strings."""
-    head = struct.pack("<IIQ", TYPE_ARRAY, TYPE_STRING, len(values))
-    return _string(key) + head + b"".join(map(_string, values))
+def metadata_pair(key: str, value: int | str | Sequence[str]) -> bytes:
+    """Raw bytes of a metadata key with a uint32, string or strings."""
+    if isinstance(value, int):
+        return _string(key) + struct.pack("<II", TYPE_U32, value)
+    if isinstance(value, str):
+        return _string(key) + struct.pack("<I", TYPE_STRING) + _string(value)
+    head = struct.pack("<IIQ", TYPE_ARRAY, TYPE_STRING, len(value))
+    return _string(key) + head + b"".join(map(_string, value))
 
 
 def write_gguf(
@@ -37,8 +31,8 @@ def write_gguf(
 ) -> None:
     """Write a GGUF file: header, metadata, tensor infos, tensor data.
 
-    `file` is at its start. `pairs` are metadata keys with their values as GGUFFile.pair(), uint32_pair() and the like
-    return them; one of them must state `alignment` unless it is the default. `data` yields a tensor's bytes in parts,
+    `file` is at its start. `pairs` are metadata keys with their values as GGUFFile.pair() and metadata_pair() return
+    them; one of them must state `alignment` unless it is the default. `data` yields a tensor's bytes in parts,
     written as they come. The offsets of `tensors` are ignored. InvalidRequestError when a tensor's bytes are not as
     many as its `n_bytes`.
     """

@@ -92,11 +92,11 @@ def resolve(name: str) -> Path:
     InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded.
     """
     path = Path(name)
-    if path.is_file():
-        return path
-    found = lookup(name)
-    if found is None:
-        found = Reference.parse(name)
+    return path if path.is_file() else located(lookup(name) or Reference.parse(name))
+
+
+def located(found: Reference | Path) -> Path:
+    """Path of a found model's file, downloaded unless cached."""
     return found if isinstance(found, Path) else cached(found) or fetch(found)
 
 

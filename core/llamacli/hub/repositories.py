@@ -56,8 +56,7 @@ class Reference:
 def choose(files: Iterable[str], quant: str | None) -> list[str]:
     """Select the files of a model from paths in a repository.
 
-    Of a split model these are all parts, in order.
-    Returns an empty list if no file matches.
+    Of a split model these are all parts, in order. Returns an empty list if no file matches.
     """
     models = {file: found for file in sorted(files) if (found := _model(file)) and int(found["number"] or 1) == 1}
     for wanted in (quant,) if quant else _PREFERRED:
@@ -182,9 +181,8 @@ def _scan() -> Any:
 def fetch(reference: Reference) -> Path:
     """Download the missing files of a model's newest revision.
 
-    Returns the path of its first file.
-    Shows progress bars on a terminal. Raises HubError if the hub cannot be reached, the repository or file does not
-    exist, or access needs a token.
+    Returns the path of its first file. Shows progress bars on a terminal. Raises HubError if the hub cannot be reached,
+    the repository or file does not exist, or access needs a token.
     """
     library = _library()
     utils = importlib.import_module("huggingface_hub.utils")
@@ -226,12 +224,12 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
             raise
         first = str(error).strip().splitlines() or [type(error).__name__]
-        remedy = " (is there a network? cached models need none)" if _is_unreachable(error) else ""
+        unreachable = isinstance(error, OSError) or type(error).__name__ in _UNREACHABLE
+        remedy = " (is there a network? cached models need none)" if unreachable else ""
         raise HubError(f"{reference}: the hub request failed: {first[0]}{remedy}") from error
 
 
-def _is_unreachable(error: Exception) -> bool:
-    return isinstance(error, OSError) or type(error).__name__ in ("ConnectError", "ConnectTimeout", "ReadTimeout")
+_UNREACHABLE = ("ConnectError", "ConnectTimeout", "ReadTimeout")
 
 
 def _library() -> Any:

@@ -363,10 +363,7 @@ def _search_scale(a: Any, x: Any) -> Any:
 
 @njit
 def _choose_integer(a: Any, x: Any, factor: Any, target: Any) -> Any:
-    """Choose the integer of least error for each group.
-
-    Candidates are those around target / factor; returns them and their errors.
-    """
+    """Integers of least error around target / factor, and their errors."""
     first, step = splat(a.first), splat(a.step)
     middle = simd.div(simd.sub(simd.mul(target, inverse(factor)), first), step)
     best, least = splat(a.first), splat(LARGE)

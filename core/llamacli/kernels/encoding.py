@@ -187,10 +187,7 @@ def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shif
 
 @njit
 def _search_scale(a: Any, x: Any) -> Any:
-    """Search the scale of each group by itself.
-
-    The group's number of largest magnitude may map to either end of the codes.
-    """
+    """Search the scale of each group; its extreme maps to either end."""
     lowest, highest = _extremes(a, x)
     extreme = simd.where_less(highest, simd.sub(splat(0), lowest), lowest, highest)
     best, least = splat(0), splat(LARGE)
@@ -208,10 +205,7 @@ def _search_scale(a: Any, x: Any) -> Any:
 
 @njit
 def _choose_scale(a: Any, x: Any, factor: Any, target: Any) -> Any:
-    """Choose the integer scale of least error for each group.
-
-    Candidates are the integers around target / factor; returns them and their errors.
-    """
+    """Integer scales of least error around target / factor, and their errors."""
     middle = simd.mul(target, inverse(factor))
     best, least = splat(0), splat(LARGE)
     for step in (0, -1, 1):
@@ -304,10 +298,7 @@ def _search_line(a: Any, x: Any) -> Any:
 
 @njit
 def _choose_line(a: Any, x: Any, factors: Any, targets: Any, sums: Any) -> Any:
-    """Choose the integer scale and shift of least error for each group.
-
-    Candidates lie around the target values; returns them and their errors.
-    """
+    """Integer scales and shifts of least error around targets, and their errors."""
     factor, shift_factor = factors
     target, target_shift = targets
     total, n = sums

@@ -132,10 +132,7 @@ def _nibbles_and_bits(packed: Any, bits: Any, codes: Any) -> None:
 
 @njit(inline="always")
 def _nibble_groups(packed: Any, codes: Any) -> None:
-    """Unpack 128 bytes to 256 codes of 4 bits.
-
-    Of each 32 bytes the low nibbles are a group of 32, the high ones the next.
-    """
+    """Unpack 128 bytes to 256 codes; of 32, low nibbles come first."""
     for chunk in range(4):
         for i in range(32):
             byte = packed[32 * chunk + i]

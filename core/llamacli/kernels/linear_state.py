@@ -41,8 +41,8 @@ MOST_VECTORS = 5
 class StateForm:
     """Form of a linear recurrence.
 
-    A tile has `n_vectors` vectors of columns. `decay` is one of HEAD, KEY and MATRIX, `correction` one of NONE, BETA and
-    LOW_RANK.
+    A tile has `n_vectors` vectors of columns. `decay` is one of HEAD, KEY and MATRIX, `correction` is one of NONE, BETA
+    and LOW_RANK.
     """
 
     n_vectors: int

@@ -20,12 +20,15 @@ LARGEST = float(np.finfo(np.float32).max)
 
 _BLOCK = 64
 _BITS = 11
-DIGITS = 1 << _BITS
+_DIGITS = 1 << _BITS
 _VALUE = np.uint32(0x7FFFFFFF)
 """Bits of a float but for its sign."""
 
 _FEW = 256
 """Keys that NumPy sorts as fast: counting digits takes as long for one key as for a thousand."""
+
+
+# Numba's min, max, isfinite and nextafter take as long to compile as one of these functions, each.
 
 
 @register_jitable
@@ -36,61 +39,51 @@ def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
     return count > 0
 
 
-@register_jitable
-def _sift_down(heap: Any, x: Any) -> None:
-    """Replace the root of a min-heap."""
-    i, n = 0, len(heap)
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        if child + 1 < n and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= x:
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = x
-
-
 @array_function("float32(float32[::1], float32[::1])")
 def kth_largest(logits: Any, heap: Any) -> Any:
     """k-th largest logit.
 
     k is the length of `heap`, which is scratch.
     """
-    return _kth_largest(logits, heap)
+    return _kth_largest(logits, len(logits), heap, len(heap))
 
 
 @register_jitable
-def _kth_largest(logits: Any, heap: Any) -> Any:
-    heap[:] = -np.inf
-    for start in range(0, len(logits), _BLOCK):
-        stop = min(start + _BLOCK, len(logits))
+def _kth_largest(logits: Any, n: int, heap: Any, k: int) -> Any:
+    for i in range(k):
+        heap[i] = -np.inf
+    for start in range(0, n, _BLOCK):
+        stop = start + _BLOCK if start + _BLOCK < n else n
         if _any_from(logits, start, stop, heap[0]):
             for i in range(start, stop):
-                if logits[i] > heap[0]:
-                    _sift_down(heap, logits[i])
+                if logits[i] > heap[0]:  # replace the root of the min-heap
+                    at, child = 0, 1
+                    while child < k:
+                        if child + 1 < k and heap[child + 1] < heap[child]:
+                            child += 1
+                        if heap[child] >= logits[i]:
+                            break
+                        heap[at] = heap[child]
+                        at, child = child, 2 * child + 1
+                    heap[at] = logits[i]
     return heap[0]
 
 
 @register_jitable
-def _keep_from(logits: Any, ids: Any, threshold: float, kept_logits: Any, kept_ids: Any) -> int:
+def _keep_from(logits: Any, ids: Any, n: int, threshold: Any, kept_logits: Any, kept_ids: Any) -> int:
     """Copy logits and ids that reach a threshold; returns their number.
 
     They go to the front of other arrays, or of the same ones. The arrays are as long as the logits: a place is written
-    before it is known whether the next one is. The threshold is clipped to finite float32 and rounded up.
+    before it is known whether the next one is. The threshold is clipped to finite float32.
     """
-    least = np.float32(max(min(threshold, LARGEST), -LARGEST))
-    if np.float64(least) < threshold:
-        least = np.nextafter(least, np.float32(np.inf))
-    kept = 0
-    for start in range(0, len(logits), _BLOCK):
-        stop = min(start + _BLOCK, len(logits))
-        if _any_from(logits, start, stop, least):
+    threshold = LARGEST if threshold > LARGEST else -LARGEST if threshold < -LARGEST else threshold
+    near, kept = np.float32(threshold), 0
+    for start in range(0, n, _BLOCK):
+        stop = start + _BLOCK if start + _BLOCK < n else n
+        if _any_from(logits, start, stop, near):
             for i in range(start, stop):
                 kept_logits[kept], kept_ids[kept] = logits[i], ids[i]
-                kept += logits[i] >= least
+                kept += np.float64(logits[i]) >= threshold
     return kept
 
 
@@ -107,13 +100,13 @@ def keep_where(logits: Any, ids: Any, mask: Any, kept_logits: Any, kept_ids: Any
 @array_function("float64(float32[::1], float64)")
 def log_sum_exp(logits: Any, largest: float) -> float:
     """log(sum(exp(logits - largest)))."""
-    return _log_sum_exp(logits, largest)
+    return _log_sum_exp(logits, len(logits), largest)
 
 
 @register_jitable
-def _log_sum_exp(logits: Any, largest: float) -> float:
+def _log_sum_exp(logits: Any, n: int, largest: float) -> float:
     total = 0.0
-    for i in range(len(logits)):
+    for i in range(n):
         total += math.exp(np.float64(logits[i]) - largest)
     return math.log(total)
 
@@ -149,7 +142,7 @@ def falling_order(keys: Any) -> Any:
     if len(keys) <= _FEW:
         return np.argsort(np.where(bits >> 31, bits, bits ^ _VALUE), kind="stable").astype(np.int32)
     order, other = np.empty((2, len(keys)), np.int32)
-    sort_falling(bits, order, other, np.empty(DIGITS, np.int64))
+    sort_falling(bits, order, other, np.empty(_DIGITS, np.int64))
     return order
 
 
@@ -157,13 +150,8 @@ def falling_order(keys: Any) -> Any:
 def sort_falling(bits: Any, order: Any, other: Any, starts: Any) -> None:
     """Radix sort of the bits of floats in falling order, stable.
 
-    `other` and `starts`, int64 [DIGITS], are memory for it.
+    `other` and `starts`, int64 [_DIGITS], are memory for it.
     """
-    _sort_falling(bits, order, other, starts)
-
-
-@register_jitable
-def _sort_falling(bits: Any, order: Any, other: Any, starts: Any) -> None:
     n = len(bits)
     for i in range(n):
         # Floats rise with their bits, negative ones fall; falling order is the inverse of both.
@@ -173,12 +161,12 @@ def _sort_falling(bits: Any, order: Any, other: Any, starts: Any) -> None:
     for shift in range(0, 33, _BITS):
         starts[:] = 0
         for i in range(n):
-            starts[(bits[i] >> np.uint32(shift)) & np.uint32(DIGITS - 1)] += 1
+            starts[(bits[i] >> np.uint32(shift)) & np.uint32(_DIGITS - 1)] += 1
         place = 0
-        for digit in range(DIGITS):
+        for digit in range(_DIGITS):
             place, starts[digit] = place + starts[digit], place
         for i in range(n):
-            digit = (bits[source[i]] >> np.uint32(shift)) & np.uint32(DIGITS - 1)
+            digit = (bits[source[i]] >> np.uint32(shift)) & np.uint32(_DIGITS - 1)
             target[starts[digit]] = source[i]
             starts[digit] += 1
         source, target = target, source
@@ -186,8 +174,8 @@ def _sort_falling(bits: Any, order: Any, other: Any, starts: Any) -> None:
         order[i] = source[i]
 
 
-@register_jitable
-def _deviation(logits: Any) -> float:
+@array_function("float64(float32[::1])")
+def deviation(logits: Any) -> float:
     """Standard deviation of the finite logits."""
     n, total = 0, 0.0
     for i in range(len(logits)):
@@ -203,11 +191,11 @@ def _deviation(logits: Any) -> float:
 
 
 @register_jitable
-def _first_largest(x: Any) -> int:
+def _first_largest(x: Any, n: int) -> int:
     """Index of the first largest number, or of a NaN."""
     best = 0
-    for start in range(0, len(x), _BLOCK):
-        stop, count = min(start + _BLOCK, len(x)), 0
+    for start in range(0, n, _BLOCK):
+        stop, count = start + _BLOCK if start + _BLOCK < n else n, 0
         for i in range(start, stop):
             count += not x[i] <= x[best]
         if count:
@@ -220,48 +208,53 @@ def _first_largest(x: Any) -> int:
 
 
 @register_jitable
-def _nucleus(logits: Any, ids: Any, p: float, largest: float, total: float, bits: Any, order: Any, starts: Any) -> int:
+def _nucleus(logits: Any, ids: Any, n: int, p: float, largest: float, total: float, heap: Any, marks: Any) -> int:
     """Keep the nucleus of probability p in place; its size.
 
-    `bits`: those of the logits. The sum of probabilities is compared as float32.
+    Tokens are taken from a heap whose root is the first of the most probable. The sum is compared as float32.
     """
-    n = len(logits)
-    if n <= _FEW:
-        for i in range(n):  # insertion: stable, and falling
-            j = i
-            while j > 0 and logits[order[0, j - 1]] < logits[i]:
-                order[0, j] = order[0, j - 1]
-                j -= 1
-            order[0, j] = i
-    else:
-        for i in range(n):
-            bits[i] = bits[i] if logits[i] else np.uint32(0)  # no minus zero
-        _sort_falling(bits, order[0, :n], order[1, :n], starts)
-    n_kept, reached = 0, 0.0
-    while n_kept < n and np.float32(reached) < np.float32(p):
-        reached += math.exp(np.float64(logits[order[0, n_kept]]) - largest - total)
-        n_kept += 1
     for i in range(n):
-        bits[i] = 0
-    for i in range(max(1, n_kept)):
-        bits[order[0, i]] = 1
+        heap[i], marks[i] = i, 0
+    left, reached, start = n, 0.0, n // 2 - 1
+    while left:
+        token = heap[left - 1] if start < 0 else heap[start]
+        if start < 0:  # the heap is built: take its root
+            left -= 1
+            marks[heap[0]] = 1
+            reached += math.exp(np.float64(logits[heap[0]]) - largest - total)
+            if np.float32(reached) >= np.float32(p):
+                break
+        at = start if start > 0 else 0
+        child = 2 * at + 1
+        while child < left:
+            x = logits[heap[child]]
+            if child + 1 < left:
+                y = logits[heap[child + 1]]
+                if y > x or (y == x and heap[child + 1] < heap[child]):
+                    child, x = child + 1, y
+            if x < logits[token] or (x == logits[token] and token < heap[child]):
+                break
+            heap[at] = heap[child]
+            at, child = child, 2 * child + 1
+        heap[at] = token
+        start -= start >= 0
     kept = 0
     for i in range(n):
-        if bits[i]:
+        if marks[i]:
             logits[kept], ids[kept] = logits[i], ids[i]
             kept += 1
     return kept
 
 
 @register_jitable
-def _pick(logits: Any, largest: float, uniform: float, sums: Any) -> int:
+def _pick(logits: Any, n: int, largest: float, uniform: float, sums: Any) -> int:
     """Index drawn by probability; one of probability 0 never is."""
     total = 0.0
-    for i in range(len(logits)):
+    for i in range(n):
         total += math.exp(np.float64(logits[i]) - largest)
         sums[i] = total
     aim = uniform * total
-    first, last = 0, len(logits) - 1  # the first sum beyond the aim; where rounding leaves none, the first equal to all
+    first, last = 0, n - 1  # the first sum beyond the aim; where rounding leaves none, the first equal to all
     while first < last:
         middle = (first + last) // 2
         if sums[middle] > aim or not sums[middle] < total:
@@ -271,7 +264,7 @@ def _pick(logits: Any, largest: float, uniform: float, sums: Any) -> int:
     return first
 
 
-TEMPERATURE, TOP_K, TOP_P, NEAR_LARGEST, DEVIATIONS, KEEP_FROM, GREEDY, DRAW = range(8)
+TEMPERATURE, TOP_K, TOP_P, NEAR_LARGEST, KEEP_FROM, GREEDY, DRAW = range(7)
 """Steps of `apply_steps`, each with a value."""
 
 N, KEPT, UNIFORM, N_STEPS, STEPS = range(5)
@@ -280,68 +273,54 @@ from 0 to 1, afterwards the index of the candidate drawn, or -1; the number of s
 
 
 @array_function(
-    "void(float64[::1], float32[::1], int32[::1], float32[::1], int32[::1], uint32[::1], uint32[::1], float32[::1], "
-    "int32[:, ::1], int64[::1], float64[::1])"
+    "void(float64[::1], float32[::1], int32[::1], float32[::1], int32[::1], float32[::1], int32[::1], float64[::1])"
 )
 def apply_steps(
-    numbers: Any, logits: Any, ids: Any, kept_logits: Any, kept_ids: Any, kept_bits: Any, bits: Any, heap: Any,
-    order: Any, starts: Any, sums: Any,
-) -> None:  # fmt: skip
+    numbers: Any, logits: Any, ids: Any, kept_logits: Any, kept_ids: Any, scratch: Any, order: Any, sums: Any
+) -> None:
     """Apply samplers to candidates.
 
-    `logits` and `ids` are all tokens, and are not shortened: candidates that are left go to the kept arrays, of which
-    `kept_bits` is another view. All other arrays are scratch. No candidate is left of logits that are not finite.
+    `logits` and `ids` are all tokens, and are not shortened: candidates that are left go to the kept arrays. The last
+    three arrays are scratch. No candidate is left of logits that are not finite.
     """
-    n, index = int(numbers[N]), -1
+    n, index, x, names = int(numbers[N]), -1, logits, ids
     if numbers[KEPT]:
-        x, names = kept_logits[:n], kept_ids[:n]
-    else:
-        x, names = logits[:n], ids[:n]
+        x, names = kept_logits, kept_ids
     for step in range(int(numbers[N_STEPS])):
-        if not len(x):
-            break
         kind, value = int(numbers[STEPS + 2 * step]), numbers[STEPS + 2 * step + 1]
-        best = _first_largest(x)
-        largest = np.float64(x[best])
-        threshold, total, n = -np.inf, 0.0, len(x)
+        best = _first_largest(x, n)
+        largest, threshold, total = np.float64(x[best]), -np.inf, 0.0
         if kind == GREEDY:
             index = best
-            break
-        if kind == DRAW:
-            index = _pick(x, largest, numbers[UNIFORM], sums) if np.isfinite(largest) else best
-            break
-        if kind == TEMPERATURE:
-            divisor, highest = np.float32(min(value, LARGEST)), x[best]
+        elif kind == DRAW:
+            index = _pick(x, n, largest, numbers[UNIFORM], sums) if abs(largest) <= LARGEST else best
+        elif kind == TEMPERATURE:
+            divisor, highest = np.float32(value if value < LARGEST else LARGEST), x[best]
             if divisor > 0:
                 for i in range(n):
                     x[i] = x[i] / divisor
-            if divisor <= 0 or (np.isfinite(highest) and np.isinf(x[best])):  # float32 overflows: one token is left
+            if divisor <= 0 or (abs(largest) <= LARGEST and abs(x[best]) > LARGEST):  # float32 overflows: one is left
                 kept_ids[0], kept_logits[0] = names[best], highest
-                numbers[KEPT], x, names = 1, kept_logits[:1], kept_ids[:1]
-            continue
-        if kind == TOP_K:
+                numbers[KEPT], n, x, names = 1, 1, kept_logits, kept_ids
+        elif kind == TOP_K:
             if 0 < value < n:
-                threshold = np.float64(_kth_largest(x, heap[: int(value)]))
+                threshold = np.float64(_kth_largest(x, n, scratch, int(value)))
         elif kind == TOP_P:
             if value < 1:
                 # Tokens below a share of (1 - p) / n sum to less than 1 - p, so the others reach p without them.
-                total = _log_sum_exp(x, largest)
-                threshold = largest + min(total + math.log((1 - value) / (2 * n)), 0.0)
-        elif kind == NEAR_LARGEST:
-            threshold = largest + value
-        elif kind == DEVIATIONS:
-            threshold = largest - value * _deviation(x) if value > 0 else -np.inf
+                total = _log_sum_exp(x, n, largest)
+                share = total + math.log((1 - value) / (2 * n))
+                threshold = largest + (share if share < 0 else 0.0)
         else:
-            threshold = value
+            threshold = value + (largest if kind == NEAR_LARGEST else 0.0)
         if threshold != -np.inf:
-            n = _keep_from(x, names, threshold, kept_logits, kept_ids)
-            numbers[KEPT], x, names = 1, kept_logits[:n], kept_ids[:n]
-            if kind == TOP_P and n:
-                for i in range(n):
-                    bits[i] = kept_bits[i]
-                n = _nucleus(x, names, value, largest, total, bits[:n], order, starts)
-                x, names = kept_logits[:n], kept_ids[:n]
-    numbers[N], numbers[UNIFORM] = len(x), index
+            n = _keep_from(x, names, n, threshold, kept_logits, kept_ids)
+            numbers[KEPT], x, names = 1, kept_logits, kept_ids
+            if kind == TOP_P:
+                n = _nucleus(x, names, n, value, largest, total, order, scratch)
+        if not n or index >= 0:
+            break
+    numbers[N], numbers[UNIFORM] = n, index
 
 
 @array_function("void(int32[::1], int64[::1])")

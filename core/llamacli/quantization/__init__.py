@@ -14,20 +14,6 @@ from llamacli.quantization.tensor_types import (
 )
 
 __all__ = [
-    "BLOCK_FORMATS",
-    "CODEBOOK_TYPES",
-    "FORMATS",
-    "BlockFormat",
-    "Blocks",
-    "Codebook",
-    "CodebookBlocks",
-    "Multipliers",
-    "QuantFormat",
-    "TensorType",
-    "block_size",
-    "codebook",
-    "dequantize",
-    "nbytes",
-    "quantize",
-    "type_size",
-]
+    "BLOCK_FORMATS", "CODEBOOK_TYPES", "FORMATS", "BlockFormat", "Blocks", "Codebook", "CodebookBlocks", "Multipliers",
+    "QuantFormat", "TensorType", "block_size", "codebook", "dequantize", "nbytes", "quantize", "type_size",
+]  # fmt: skip

@@ -1,9 +1,8 @@
 """Codebook formats for quantising: IQ, TQ and FP4 types.
 
 A group of numbers has one scale, and number = scale * sign * (level + shift). In the formats of single numbers, every
-level is free for each; in those of vectors, 4 or 8 neighbouring numbers
-are an entry of a grid, which lists their levels. The grids are those of `gguf.quants`, which reads the layouts too; all
-fields are little endian.
+level is free for each; in those of vectors, 4 or 8 neighbouring numbers are an entry of a grid, which lists their
+levels. The grids are those of `gguf.quants`, which reads the layouts too; all fields are little endian.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ class CodebookBlocks:
 class Multipliers:
     """Integers that scale the groups of a block.
 
-    They are `first`, `first + step`, ..., `count` of them. A group's scale is unit * factor * integer, and the
-    factor is float16. `stretches` are the shares of the integers' range that a search gives to the largest scale of a
-    block.
+    They are `first`, `first + step`, ..., `count` of them. A group's scale is unit * factor * integer, and the factor
+    is float16. `stretches` are the shares of the integers' range that a search gives to the largest scale of a block.
     """
 
     first: int

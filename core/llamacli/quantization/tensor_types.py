@@ -132,14 +132,6 @@ def to_bf16(x: Floats) -> npt.NDArray[np.uint16]:
     return np.where(nan, bits >> 16 | 64, rounded).astype("<u2")
 
 
-def _dequantize_bf16(raw: Bytes) -> Floats:
-    return from_bf16(raw.view("<u2"))
-
-
-def _quantize_bf16(x: Floats) -> Bytes:
-    return to_bf16(x).view(np.uint8)
-
-
 def _scaled(raw: Bytes, codes: npt.NDArray[np.integer[Any]], scales: Bytes, dtype: str) -> Floats:
     """Integers times the scale of their block.
 
@@ -191,6 +183,15 @@ def _blocks(tensor_type: TensorType, block_size: int, type_size: int, *, quantiz
     return QuantFormat(tensor_type, block_size, type_size, dequantize, quantize if quantizable else None)
 
 
+_BLOCKS = (
+    ("Q4_0", 32, 18), ("Q4_1", 32, 20), ("Q5_0", 32, 22), ("Q5_1", 32, 24), ("Q8_0", 32, 34), ("Q2_K", 256, 84),
+    ("Q3_K", 256, 110), ("Q4_K", 256, 144), ("Q5_K", 256, 176), ("Q6_K", 256, 210), ("IQ1_S", 256, 50),
+    ("IQ1_M", 256, 56), ("IQ2_XXS", 256, 66), ("IQ2_XS", 256, 74), ("IQ2_S", 256, 82), ("IQ3_XXS", 256, 98),
+    ("IQ3_S", 256, 110), ("IQ4_NL", 32, 18), ("IQ4_XS", 256, 136), ("TQ1_0", 256, 54), ("TQ2_0", 256, 66),
+    ("MXFP4", 32, 17), ("NVFP4", 64, 36),
+)  # fmt: skip
+"""Types that `gguf.quants` implements: numbers and bytes of a block."""
+
 _FORMATS = (
     _plain(TensorType.F32, "<f4", quantizable=True),
     _plain(TensorType.F16, "<f2", quantizable=True),
@@ -199,30 +200,8 @@ _FORMATS = (
     _plain(TensorType.I16, "<i2"),
     _plain(TensorType.I32, "<i4"),
     _plain(TensorType.I64, "<i8"),
-    QuantFormat(TensorType.BF16, 1, 2, _dequantize_bf16, _quantize_bf16),
-    _blocks(TensorType.Q4_0, 32, 18, quantizable=True),
-    _blocks(TensorType.Q4_1, 32, 20),
-    _blocks(TensorType.Q5_0, 32, 22),
-    _blocks(TensorType.Q5_1, 32, 24),
-    _blocks(TensorType.Q8_0, 32, 34, quantizable=True),
-    _blocks(TensorType.Q2_K, 256, 84),
-    _blocks(TensorType.Q3_K, 256, 110),
-    _blocks(TensorType.Q4_K, 256, 144),
-    _blocks(TensorType.Q5_K, 256, 176),
-    _blocks(TensorType.Q6_K, 256, 210),
-    _blocks(TensorType.IQ1_S, 256, 50),
-    _blocks(TensorType.IQ1_M, 256, 56),
-    _blocks(TensorType.IQ2_XXS, 256, 66),
-    _blocks(TensorType.IQ2_XS, 256, 74),
-    _blocks(TensorType.IQ2_S, 256, 82),
-    _blocks(TensorType.IQ3_XXS, 256, 98),
-    _blocks(TensorType.IQ3_S, 256, 110),
-    _blocks(TensorType.IQ4_NL, 32, 18),
-    _blocks(TensorType.IQ4_XS, 256, 136),
-    _blocks(TensorType.TQ1_0, 256, 54),
-    _blocks(TensorType.TQ2_0, 256, 66),
-    _blocks(TensorType.MXFP4, 32, 17),
-    _blocks(TensorType.NVFP4, 64, 36),
+    QuantFormat(TensorType.BF16, 1, 2, lambda raw: from_bf16(raw.view("<u2")), lambda x: to_bf16(x).view(np.uint8)),
+    *(_blocks(TensorType[name], *sizes, quantizable=name in ("Q4_0", "Q8_0")) for name, *sizes in _BLOCKS),
     # Types that `gguf.quants` does not implement; of Q8_1, the form of activations in GGML, the size only.
     QuantFormat(TensorType.Q8_1, 32, 36),
     QuantFormat(TensorType.Q8_K, 256, 292, _dequantize_q8_k),

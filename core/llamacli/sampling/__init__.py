@@ -10,6 +10,7 @@ from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.penalties import Dry, LogitBias, Penalties, SuppressTokens, sequence_breakers
 from llamacli.sampling.reasoning import GrammarAfter
 from llamacli.sampling.registry import BUILT_IN, FindSampler, SamplerType, build_chain, sampler_type, simplified
+from llamacli.sampling.restrictions import AllowedTokens, BadWords, MinTokens
 from llamacli.sampling.sampler import Sampler, SamplerChain
 from llamacli.sampling.state import SamplerState
 from llamacli.sampling.stop_strings import StopStrings
@@ -22,6 +23,8 @@ __all__ = [
     "BUILT_IN",
     "DEFAULT_ORDER",
     "AdaptiveP",
+    "AllowedTokens",
+    "BadWords",
     "Candidates",
     "Draw",
     "Dry",
@@ -36,6 +39,7 @@ __all__ = [
     "LogitBias",
     "Metrics",
     "MinP",
+    "MinTokens",
     "Mirostat",
     "MirostatV2",
     "Penalties",

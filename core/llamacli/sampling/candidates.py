@@ -203,8 +203,7 @@ class Candidates:
         if self._apply is None:
             assert self._source is not None
             self._apply = kernels.apply_steps.bound(
-                numbers, self._source, self._all_ids, self._kept_logits, self._kept_ids,
-                self._kept_logits.view(np.uint32), *self._scratch,
+                numbers, self._source, self._all_ids, self._kept_logits, self._kept_ids, *self._scratch
             )  # fmt: skip
         numbers[:2] = n, is_kept
         if steps.draws:
@@ -223,6 +222,10 @@ class Candidates:
     def entropy(self) -> float:
         """Shannon entropy of the distribution, in nats."""
         return float(kernels.entropy(self.logits, self.largest, self.log_total()))
+
+    def deviation(self) -> float:
+        """The standard deviation of the finite logits."""
+        return float(kernels.deviation(self.logits))
 
     def keep_from(self, threshold: float) -> None:
         """Keep the candidates whose logits are at least the threshold.
@@ -276,10 +279,7 @@ class Candidates:
     def _allocate(self, n: int) -> None:
         """Allocate what samplers of n tokens use; untouched memory costs nothing."""
         self._kept_ids, self._kept_logits, self._apply = np.empty(n, np.int32), np.empty(n, np.float32), None
-        self._scratch = (
-            np.empty(n, np.uint32), np.empty(n, np.float32), np.empty((2, n), np.int32),
-            np.empty(kernels.DIGITS, np.int64), np.empty(n),
-        )  # fmt: skip
+        self._scratch = np.empty(n, np.float32), np.empty(n, np.int32), np.empty(n)
 
 
 _DRAW = Steps((kernels.DRAW, 0))

@@ -9,7 +9,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
@@ -181,15 +181,11 @@ class Grammar(Sampler):
             raise InvalidRequestError(f"json_schema: line {_line_of(schema, reason)}: {_first_line(reason)}")
         return cls(_Compiled(tokenizer, grammar, "json_schema", forces=True))
 
-    def apply(self, candidates: Candidates) -> None:
+    def restrict(self, candidates: Candidates) -> None:
         """Apply the token mask.
 
         Raises InvalidRequestError if no token is allowed, GrammarError if that exceeds llguidance's limits.
         """
-        self.restrict(candidates)
-
-    def restrict(self, candidates: Candidates) -> None:
-        """Apply the token mask, as `apply`."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._outgrown(self._matcher):
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -200,6 +196,8 @@ class Grammar(Sampler):
         else:
             candidates.keep_where(fits[candidates.ids])
         candidates.check_drawable()
+
+    apply = restrict
 
     def accept(self, token: int) -> None:
         """Advance the grammar by a token.
@@ -272,22 +270,16 @@ def _with_stack_for(text: str, compile_text: Callable[[], T]) -> T:
     """
     if len(text) <= _SMALL_TEXT:
         return compile_text()
-    done: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(compile_text())
-        except BaseException as error:
-            done.set_exception(error)
-
+    pool = ThreadPoolExecutor(1, "llamacli-grammar")
     with _stack_lock:
         before = threading.stack_size(_SMALL_STACK + (len(text) * _STACK_PER_BYTE & -_SMALL_TEXT))
         try:
-            threading.Thread(target=work, name="llamacli-grammar").start()
+            done = pool.submit(compile_text)
         except RuntimeError:
             raise InvalidRequestError(f"grammar: there is no memory to compile {len(text)} bytes") from None
         finally:
             threading.stack_size(before)
+    pool.shutdown(wait=False)
     return done.result()
 
 
@@ -424,7 +416,7 @@ def _cut(data: bytes, length: int) -> bytes:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0]
+    return text.strip().partition("\n")[0]
 
 
 def _line_of(schema: str, reason: str) -> int:

@@ -95,6 +95,9 @@ class SamplingParams(_Numbers):
     - `dry_sequence_breakers`: texts that end a repetition, see `llamacli.sampling.Dry`.
     - `logit_bias`: numbers to add to logits, by token id.
     - `suppress_tokens`: ids that are never drawn, in addition to the ids of the model file.
+    - `allowed_token_ids`: ids of the only tokens that may be drawn; () allows all.
+    - `bad_words`: texts that do not come, as tokens at a text's beginning or after a space.
+    - `end_token_ids`: ids that end the text, for `min_tokens`, besides those of the tokenizer.
     - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
     - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
       without any it applies from the start.
@@ -115,6 +118,15 @@ class SamplingParams(_Numbers):
     )
     suppress_tokens: tuple[int, ...] = attrs.field(
         converter=token_ids, default=(), metadata={"sampler": "Suppressed tokens"}
+    )
+    allowed_token_ids: tuple[int, ...] = attrs.field(
+        converter=token_ids, default=(), metadata={"sampler": "Allowed tokens"}
+    )
+    bad_words: tuple[str, ...] = attrs.field(
+        converter=_texts, validator=_no_empty_texts, default=(), metadata={"sampler": "Bad words"}
+    )
+    end_token_ids: tuple[int, ...] = attrs.field(
+        converter=token_ids, default=(), metadata={"sampler": "Minimum length"}
     )
     grammar: str | None = attrs.field(default=None, validator=_text, metadata={"sampler": "Grammar"})
     json_schema: str | None = attrs.field(converter=_schema, default=None, metadata={"sampler": "Grammar"})

@@ -77,14 +77,18 @@ class TypicalP(Sampler):
 
 
 @attrs.frozen
-class TopNSigma(CompiledSampler):
+class TopNSigma(Sampler):
     """Top-n-sigma: keep logits near the largest (Tang et al. 2024).
 
     Keep logits at most n standard deviations below the largest; 0 or less keeps all.
     """
 
-    kind = kernels.DEVIATIONS
     n: float = number()
+
+    def apply(self, candidates: Candidates) -> None:
+        """Keep logits above the threshold."""
+        if self.n > 0:
+            candidates.keep_from(candidates.largest - self.n * candidates.deviation())
 
 
 @attrs.frozen

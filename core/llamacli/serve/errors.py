@@ -105,15 +105,17 @@ class UnknownModelError(ServeError):
 class PromptTooLongError(ServeError):
     """The prompt does not fit into the context.
 
-    The message has the words by which agents of OpenAI's and of llama.cpp's servers recognise it.
+    `at_least`: the prompt was not tokenized whole. The message has the words by which agents of OpenAI's and of
+    llama.cpp's servers recognise it.
     """
 
     status, type, code = 400, "invalid_request_error", "context_length_exceeded"
 
-    def __init__(self, n_prompt: int, n_ctx: int):
+    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False):
+        about = "at least " if at_least else ""
         super().__init__(
-            f"this model's maximum context length is {n_ctx} tokens: the prompt of {n_prompt} tokens, with room for "
-            "one more, exceeds the available context size"
+            f"this model's maximum context length is {n_ctx} tokens: the prompt of {about}{n_prompt} tokens, with room "
+            "for one more, exceeds the available context size"
         )
         self.details = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
 

@@ -9,6 +9,7 @@ from llamacli.serve.cache import CacheMemory
 from llamacli.serve.drafts import ServedDrafts
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.running import Running
+from llamacli.serve.sampling_pool import SLOW_DRAW_S
 from llamacli.serve.sequences import SequenceState
 from llamacli.serve.settings import EngineSettings
 
@@ -80,7 +81,7 @@ class Planner:
     def _sequences(self) -> list[tuple[SequenceState, int]]:
         plan: list[tuple[SequenceState, int]] = []
         need = 0
-        for sequence in [sequence for sequence in self.running.sequences if sequence.decodes and sequence.n_missing]:
+        for sequence in [one for one in self.running.sequences if one.decodes and one.n_missing and not one.drawing]:
             n = sequence.n_missing
             more = sequence.cache.bytes_to_reserve(n) if sequence in self.running.sequences else 0
             if sequence in self.running.sequences and self.running.make_room(sequence, need + more):
@@ -90,7 +91,8 @@ class Planner:
         prompts = self._prompts_in_turn()
         if plan and not prompts:
             sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
-            self._drafts.controller.propose(sequences, step_s, need)
+            quick = [sequence for sequence in sequences if sequence.draw_s <= SLOW_DRAW_S]
+            self._drafts.controller.propose(quick, step_s, need)
             return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
         n_adapted = len({bool(sequence.adapters) for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
@@ -129,7 +131,7 @@ class Planner:
         The least served first, in quanta; every fourth chunk goes to the oldest. A prompt waits while an older one
         computes tokens that both begin with.
         """
-        sequences = [sequence for sequence in self.running.sequences if not sequence.decodes]
+        sequences = [one for one in self.running.sequences if not (one.decodes or one.drawing)]
         if self._memory.shares_anywhere:
             sequences = [
                 sequence
@@ -161,7 +163,9 @@ class Planner:
 
 def _leads(other: SequenceState, sequence: SequenceState) -> bool:
     """True if another prompt computes next what a sequence could share afterwards."""
-    if other.kind != sequence.kind or sequence.wants_rows or not other.n_missing:
+    if other.kind != sequence.kind or other.adapters != sequence.adapters:
+        return False
+    if sequence.wants_rows or not other.n_missing:
         return False
     common = min(n_common(other.tokens, sequence.tokens), len(sequence.tokens) - 1)
     return len(other.cache.tokens) < common and len(sequence.cache.tokens) < common

@@ -67,7 +67,12 @@ class GenerationRequest:
     - `seed`: of choice 0; others draw from seeds derived of it.
     - `max_tokens`: maximum tokens of each text, None for the rest of the context; 0 evaluates the prompt only.
     - `stop`: strings that end a text, and are not part of it. They are not searched in reasoning.
+    - `include_stop`: the stop string that ends a text is part of it.
     - `ignore_eos`: go on after end-of-generation tokens.
+    - `end_ids`: tokens that end a text besides, with `ignore_eos` too.
+    - `special_tokens`: special tokens are spelled in the text.
+    - `max_seconds`: time after the prompts from which a text with a newline ends, with the reason "length"; None for no
+      limit.
     - `reply`: format of a chat reply; None leaves the text whole.
     - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
     - `progress`: send `PromptProgress`.
@@ -84,7 +89,11 @@ class GenerationRequest:
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
+    end_ids: Ids = ()
+    special_tokens: bool = False
+    max_seconds: float | None = None
     reply: ReplyFormat | None = None
     prompt_logprobs: int | None = None
     progress: bool = False

@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from operator import itemgetter
 from typing import Any
 
@@ -30,7 +31,7 @@ from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters
 from llamacli.serve.drafts import DraftSource, ServedDrafts
-from llamacli.serve.errors import QueueTimeoutError, ServeError
+from llamacli.serve.errors import BadRequestError, QueueTimeoutError, ServeError
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
 from llamacli.serve.planning import Planner
@@ -44,13 +45,19 @@ from llamacli.serve.requests import (
     TokenLogprob,
 )
 from llamacli.serve.running import Running
-from llamacli.serve.sampling_pool import SamplingPool
+from llamacli.serve.sampling_pool import SLOW_DRAW_S, SamplingPool
 from llamacli.serve.sequences import RequestState, SequenceState, seed_of_choice
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooling, pool_states
 
 _MAX_RETRY = 60
+
+_WAIT_S = 0.05
+"""Seconds that a step without work waits for slow draws."""
+
+_MAX_DRAWS_S = 60.0
+"""CPU seconds of slow draws after which a request fails."""
 
 
 class Scheduler:
@@ -93,6 +100,7 @@ class Scheduler:
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
         self._ready: list[tuple[SequenceState, Logits]] = []  # sequences to draw for in this step, with logits
+        self._drawing: dict[Future[int | Exception], SequenceState] = {}  # slow draws, which run beside the steps
         self._evaluated_s = 0.0
         self._arrivals = itertools.count()
 
@@ -237,8 +245,12 @@ class Scheduler:
         """Run one step; the events of it, in order."""
         now = self._clock()
         self._drop(now)
+        if self._drawing:
+            self._take_slow_draws()
         self._admit(now)
         plan = self._planner.plan()
+        if not plan and self._drawing:
+            wait(self._drawing, _WAIT_S, FIRST_COMPLETED)
         if plan:
             self._evaluated_s = 0.0
             for kind in sorted({sequence.kind: None for sequence, _ in plan}, key=itemgetter(0)):
@@ -284,13 +296,15 @@ class Scheduler:
         for sequence in self.running:
             if sequence.request.cancelled:
                 self._lifecycle.cancel(sequence.request, self._phase(sequence))
-        if settings.request_timeout is not None:
-            late = [sequence for sequence in self.running if self._is_late(sequence, now)]
-            for sequence in late:
-                self._time_out(sequence)
+        for sequence in [sequence for sequence in self.running if self._is_late(sequence, now)]:
+            self._time_out(sequence)
 
     def _is_late(self, sequence: SequenceState, now: float) -> bool:
-        limit = self.settings.request_timeout
+        limit, generation = self.settings.request_timeout, sequence.request.generation
+        if generation is not None and generation.max_seconds is not None and sequence.text is not None:
+            seconds = now - (sequence.request.prompted_at or now)
+            if sequence.text.has_newline and seconds > generation.max_seconds:
+                return True
         return limit is not None and now - (sequence.request.admitted_at or now) > limit
 
     def _time_out(self, sequence: SequenceState) -> None:
@@ -444,21 +458,45 @@ class Scheduler:
 
         A sequence whose draft has the token that was drawn goes on with the next row of its logits.
         """
-        ready, self._ready = self._ready, []
+        waiting, self._ready, ready = self._ready, [], []
+        for pair in waiting:
+            sequence = pair[0]
+            if sequence.draw_s > SLOW_DRAW_S and not sequence.n_drafted:
+                sequence.drawing = True
+                self._drawing[self._sampling.draw_beside(pair)] = sequence
+            else:
+                ready.append(pair)
         while ready := [pair for pair in ready if not pair[0].request.closed]:
             going_on = []
             for (sequence, rows), token in zip(ready, self._sampling.draw(ready), strict=True):
-                if sequence.request.closed:
-                    continue  # another choice of the request has failed
-                if isinstance(token, Exception):
-                    self._lifecycle.fail_unexpectedly(sequence.request, token)
-                    continue
-                try:
-                    if self._take(sequence, token):
-                        going_on.append((sequence, rows[1:]))
-                except Exception as error:
-                    self._lifecycle.fail_unexpectedly(sequence.request, error)
+                if self._take_drawn(sequence, token):
+                    going_on.append((sequence, rows[1:]))
             ready = going_on
+
+    def _take_slow_draws(self) -> None:
+        """Go on with the sequences whose slow draws have ended."""
+        for future in [future for future in self._drawing if future.done()]:
+            sequence = self._drawing.pop(future)
+            sequence.drawing = False
+            if sequence.draws_s > _MAX_DRAWS_S and not sequence.request.closed:
+                n = 0 if sequence.text is None else sequence.text.n_tokens
+                error = BadRequestError(f"the grammar takes too long: {sequence.draws_s:.0f} s for {n} tokens")
+                self._lifecycle.fail(sequence.request, error)
+            elif any(one is sequence for one in self.running):  # neither cancelled nor ended by time
+                self._take_drawn(sequence, future.result())
+
+    def _take_drawn(self, sequence: SequenceState, token: int | Exception) -> bool:
+        """Go on as `_take` does; errors end the request alone."""
+        if sequence.request.closed:
+            return False  # another choice of the request has failed
+        if isinstance(token, Exception):
+            self._lifecycle.fail_unexpectedly(sequence.request, token)
+            return False
+        try:
+            return self._take(sequence, token)
+        except Exception as error:
+            self._lifecycle.fail_unexpectedly(sequence.request, error)
+            return False
 
     def _take(self, sequence: SequenceState, token: int) -> bool:
         """Go on with a sequence after a token was drawn for it.

@@ -79,6 +79,7 @@ class SequenceState:
     - `logprobs`, `rows`: log-probabilities, or hidden states, of the prompt so far, where they are asked for.
     - `draft`: drafts of a choice, None without.
     - `n_again`: drafted tokens that came and are evaluated again, because recurrent states went back before the draft.
+    - `draw_s`: CPU seconds of the last draw, and `draws_s` of all. `drawing`: true while a draw runs beside the steps.
     """
 
     request: RequestState
@@ -101,6 +102,9 @@ class SequenceState:
     rows: list[Logits] = attrs.field(factory=list)
     draft: Draft | None = None
     n_again: int = 0
+    draw_s: float = 0.0
+    draws_s: float = 0.0
+    drawing: bool = False
 
     def __str__(self) -> str:
         return f"the request {self.request.message.id}"
@@ -155,9 +159,9 @@ class SequenceState:
         return self.chain is None
 
     @property
-    def kind(self) -> tuple[bool, Adapters]:
-        """Key that sequences of one pass have in common."""
-        return self.chain is None, self.adapters
+    def kind(self) -> tuple[bool, bool]:
+        """Key that sequences of one pass have in common: embeddings, adapters."""
+        return self.chain is None, bool(self.adapters)
 
     @property
     def wants_rows(self) -> bool:

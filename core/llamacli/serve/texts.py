@@ -27,23 +27,25 @@ from llamacli.tokenizer import Tokenizer
 class ChoiceText(DrawnText[Event]):
     """Text of a choice, as events; stop strings are searched in content.
 
-    - `n_reasoning`: tokens of reasoning.
+    - `n_reasoning`: tokens of reasoning. `has_newline`: true once there is one in what was sent.
     - `finished`: the end of the choice, None until it has come.
 
     Which events come depends on the tokens only, never on how they were grouped into steps.
     """
 
     def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer, prompt: Ids, max_tokens: int):
-        reply, ends = request.reply, frozenset[int]()
+        reply, ends = request.reply, frozenset(request.end_ids)
         if not request.ignore_eos:
-            ends = tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
-        super().__init__(tokenizer.stream(prompt), request.stop, ends, max_tokens)
+            ends |= tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
+        decoder = tokenizer.stream(prompt, unparse_special=request.special_tokens)
+        super().__init__(decoder, request.stop, ends, max_tokens)
         self._index, self._tokenizer, self._reply = index, tokenizer, reply
+        self._includes_stop = request.include_stop
         self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
         self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = self._n_sent = 0
-        self._has_bytes = False
+        self._has_bytes = self.has_newline = False
         self._drawn: Drawn = collections.deque()
         # Tokens of the content that are not sent, with their places in it.
         self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
@@ -87,6 +89,8 @@ class ChoiceText(DrawnText[Event]):
                 events.append(TextDelta(self._index, "", tokens=tokens))
         if self._stops.found:
             reason = "stop"
+            if self._includes_stop:
+                events.append(TextDelta(self._index, self._stops.found))
         if self._n_calls:
             reason = "tool_calls" if reason == "stop" else reason
         self.finished = Finished(self._index, reason, self._stops.found or None, timed_out)
@@ -135,6 +139,7 @@ class ChoiceText(DrawnText[Event]):
         if not text:
             return []
         self._n_sent += len(text)
+        self.has_newline |= "\n" in text
         tokens = []
         while self._scored and self._scored[0][0] < self._n_sent:
             tokens.append(self._scored.popleft()[1])

@@ -40,7 +40,7 @@ def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def _answer(text: str, **more: Any) -> dict[str, Any]:
+def _answer(text: str | None, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
@@ -52,6 +52,9 @@ _CALL = {
 }
 _RESULT = {"role": "tool", "name": "get_weather", "tool_call_id": "abcdef123", "content": '{"sky": "clear"}'}
 _TALK = [_user("  Hello there, 日本! "), _answer(" Hi.\n\nWhat is it?"), _user('2 < 3 & "x"?')]
+_CALLED = [_TALK[0], _answer("", tool_calls=[_CALL])]
+_CALL_AFTER_THOUGHT = _answer(None, tool_calls=[_CALL], thinking="I need the weather.")
+_WITH_TOOLS = {"tools": TOOLS, "add_generation_prompt": True}
 _THOUGHT = _answer("Hi.", reasoning_content="The user greets.\nSo do I.")
 
 CASES: dict[str, dict[str, Any]] = {
@@ -66,28 +69,12 @@ CASES: dict[str, dict[str, Any]] = {
     "effort": {"messages": _TALK, "add_generation_prompt": True, "reasoning_effort": "high"},
     "thoughts of an earlier turn": {"messages": [_TALK[0], _THOUGHT, _user("On?")], "add_generation_prompt": True},
     "thoughts of the last turn": {"messages": [_TALK[0], _THOUGHT]},
-    "tools": {"messages": [_SYSTEM, *_TALK], "tools": TOOLS, "add_generation_prompt": True},
+    "tools": {"messages": [_SYSTEM, *_TALK], **_WITH_TOOLS},
     "tools, no system": {"messages": _TALK[:1], "tools": TOOLS[:1], "add_generation_prompt": True},
-    "call": {"messages": [_TALK[0], _answer("", tool_calls=[_CALL])], "tools": TOOLS},
-    "call and result": {
-        "messages": [_TALK[0], _answer("", tool_calls=[_CALL]), _RESULT],
-        "tools": TOOLS,
-        "add_generation_prompt": True,
-    },
-    "call, result, answer": {
-        "messages": [_TALK[0], _answer("", tool_calls=[_CALL]), _RESULT, _answer("Clear."), _user("And now?")],
-        "tools": TOOLS,
-        "add_generation_prompt": True,
-    },
-    "call after a thought": {
-        "messages": [
-            _TALK[0],
-            _answer(None, tool_calls=[_CALL], thinking="I need the weather."),  # type: ignore[arg-type]
-            _RESULT,
-        ],
-        "tools": TOOLS,
-        "add_generation_prompt": True,
-    },
+    "call": {"messages": _CALLED, "tools": TOOLS},
+    "call and result": {"messages": [*_CALLED, _RESULT], **_WITH_TOOLS},
+    "call, result, answer": {"messages": [*_CALLED, _RESULT, _answer("Clear."), _user("And now?")], **_WITH_TOOLS},
+    "call after a thought": {"messages": [_TALK[0], _CALL_AFTER_THOUGHT, _RESULT], **_WITH_TOOLS},
 }
 """Arguments of `ChatTemplate.render`, by the name of the case."""
 

@@ -9,12 +9,13 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
+from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace, trace_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
@@ -92,23 +93,10 @@ def _configure(tiny: TinyModel, key: str, found: str, values: Mapping[str, Any])
     return False
 
 
-@attrs.frozen
-class _Shapes:
-    """Model file that has names and shapes only."""
-
-    path: Path
-    metadata: Metadata
-    tensors: Mapping[str, TensorInfo]
-
-    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Nothing: no tensor is read."""
-        raise NotImplementedError(name)
-
-    def release(self, name: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+def _bind(table: TensorTable, path: str, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Weights:
+    """Bind a table to a file that has names and shapes only."""
+    file: Any = SimpleNamespace(path=Path(path), metadata=metadata, tensors=tensors)
+    return table.bind(file)
 
 
 def check_shapes(architecture: Architecture, keys: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -125,8 +113,7 @@ def check_shapes(architecture: Architecture, keys: Mapping[str, Any], shapes: Ma
         name: TensorInfo(name=name, shape=tuple(shape), type=TensorType.F32, n_bytes=0, offset=0)
         for name, shape in shapes.items()
     }
-    table = architecture.tensors(architecture.configure(metadata))
-    table.bind(_Shapes(Path("file"), metadata, tensors))
+    _bind(architecture.tensors(architecture.configure(metadata)), "file", metadata, tensors)
 
 
 def check_tensors(tiny: TinyModel) -> None:
@@ -170,7 +157,7 @@ class _Binding:
         The error must name the one at fault. Where they are not, the forward pass must be recorded without error.
         """
         try:
-            weights = self.table.bind(_Shapes(Path("model.gguf"), self.metadata, tensors))
+            weights = _bind(self.table, "model.gguf", self.metadata, tensors)
         except ModelFormatError as error:
             if not name or not any(scope in str(error) for scope in self._scopes(name)):
                 raise ConformanceError(

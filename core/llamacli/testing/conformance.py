@@ -61,7 +61,8 @@ def check_example(
     if input_bounds:
         tables = [table for table in example.weights.values() if len(table) == N_VOCAB]
         floors = np.maximum(floors, np.abs(np.hstack(tables)[tokens]).max(axis=1, keepdims=True))
-    _expect_close(name, expected, actual, floors)
+    bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
+    _expect(name, np.abs(actual - expected) <= bound, expected, actual)
     _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens, n_tokens))
     if not example.graph.needs_whole_input:
         _expect_equal(f"{name}, token by token", actual, _rows(example, NativeEngine(1), tokens, 1))
@@ -109,11 +110,6 @@ def _rows(example: Example, engine: Engine, tokens: npt.NDArray[np.int32], n_bat
         sequence.commit(ids.tolist(), n_ahead=n_drafted)
         sequence.truncate(stop)
     return np.concatenate(parts)
-
-
-def _expect_close(name: str, expected: Rows, actual: Rows, floors: npt.NDArray[np.floating]) -> None:
-    bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
-    _expect(name, np.abs(actual - expected) <= bound, expected, actual)
 
 
 def _expect_equal(name: str, expected: Rows, actual: Rows) -> None:

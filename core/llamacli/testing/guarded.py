@@ -117,9 +117,9 @@ class _Tight:
             self._programs[n] = self._make()
         return self._programs[n]
 
-    def forward(self, tokens: np.ndarray, spans: Any, **options: Any) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, spans: Any, n_last: Any, **options: Any) -> np.ndarray:
         with _LOCK:  # the size of a batch is a constant of modules, for all threads
-            return self._sized(len(tokens)).forward(tokens, spans, **options)
+            return self._sized(len(tokens)).forward(tokens, spans, n_last, **options)
 
     def forward_with_hidden(self, tokens: np.ndarray, spans: Any, n_last: Any) -> Any:
         with _LOCK:

@@ -166,17 +166,9 @@ def interleaved(array: Array, n_head: int) -> Array:
     return array.reshape(n_head, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _interleaved_queries(array: Array, config: Any) -> Array:
-    return interleaved(array, config.num_attention_heads)
-
-
-def _interleaved_keys(array: Array, config: Any) -> Array:
-    return interleaved(array, config.num_key_value_heads)
-
-
 INTERLEAVED: Mapping[str, Convert] = {
-    **dict.fromkeys(("attn_q.weight", "attn_q.bias"), _interleaved_queries),
-    **dict.fromkeys(("attn_k.weight", "attn_k.bias"), _interleaved_keys),
+    **dict.fromkeys(("attn_q.weight", "attn_q.bias"), lambda array, c: interleaved(array, c.num_attention_heads)),
+    **dict.fromkeys(("attn_k.weight", "attn_k.bias"), lambda array, c: interleaved(array, c.num_key_value_heads)),
 }
 """Argument `convert` of models whose RoPE is `interleaved=True` here and rotates halves in the original code."""
 
@@ -232,20 +224,12 @@ def _sizes(seed: int) -> dict[str, Any]:
     epsilon = draw.choice([1e-6, 1e-5])
     epsilons = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     return dict.fromkeys(epsilons, epsilon) | {
-        "vocab_size": vocabulary_size("test"),
-        "max_position_embeddings": 256,
-        "hidden_size": n_head * head_dim,
-        "num_hidden_layers": draw.randint(2, 3),
-        "intermediate_size": 32 * draw.randint(2, 5),
-        "num_attention_heads": n_head,
-        "num_key_value_heads": n_head_kv,
-        "head_dim": head_dim,
-        "moe_intermediate_size": 32 * draw.randint(1, 3),
-        "num_experts_per_tok": draw.randint(1, 3),
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+        "vocab_size": vocabulary_size("test"), "max_position_embeddings": 256, "hidden_size": n_head * head_dim,
+        "num_hidden_layers": draw.randint(2, 3), "intermediate_size": 32 * draw.randint(2, 5),
+        "num_attention_heads": n_head, "num_key_value_heads": n_head_kv, "head_dim": head_dim,
+        "moe_intermediate_size": 32 * draw.randint(1, 3), "num_experts_per_tok": draw.randint(1, 3), "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
 
 
 @functools.cache

@@ -69,17 +69,13 @@ def tiny_models_of(distribution: str) -> TinyModels:
         installed = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return TinyModels()
-    folder = _project_folder(installed)
+    origin = installed.read_text("direct_url.json")
+    url = urlsplit(json.loads(origin)["url"]) if origin else None
+    folder = Path(url2pathname(url.path)) if url and url.scheme == "file" else None
     if folder and (found := [*folder.glob("*/tiny.py"), *folder.glob("tests/tiny_*.py")]):
         return TinyModels.of(*sorted(found))
     own = [Path(str(file.locate())) for file in installed.files or () if file.name == "tiny.py"]
     return TinyModels.of(*sorted(own))
-
-
-def _project_folder(installed: importlib.metadata.Distribution) -> Path | None:
-    origin = installed.read_text("direct_url.json")
-    url = urlsplit(json.loads(origin)["url"]) if origin else None
-    return Path(url2pathname(url.path)) if url and url.scheme == "file" else None
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -40,9 +40,8 @@ def write_model(
     """Write a GGUF file of random tensors; return its path.
 
     `keys` are full metadata keys; `shapes` gives the shape of each tensor in NumPy's order, rows first. `tokenizer` is
-    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be
-    multiples of the type's block), `expert_type` that of names with `_exps.`, if it is another;
-    `dequantized` stores the same numbers as float32.
+    as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be multiples of the type's block),
+    `expert_type` that of names with `_exps.`, if it is another; `dequantized` stores the same numbers as float32.
 
     For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to
     put in the place of others; `without` are names of tensors to leave out.
@@ -68,8 +67,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], matrix_type: str
     """A random tensor as it is stored, and its type.
 
     Matrices are of `matrix_type`; vectors, routers, convolutions, token shifts and what is not named `.weight` are
-    float32. Norms lie
-    around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
+    float32. Norms lie around 1, all else around 0, with deviation SIGMA; rates of decay (`ssm_a`) around -1.
     """
     random = np.random.RandomState(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little"))
     if name == "rope_freqs.weight":  # fast pairs as they are, slow ones 8 times slower

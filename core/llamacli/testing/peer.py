@@ -33,9 +33,8 @@ class Peer:
 
     The keys and values are kept in float32 and flash attention is off, so that a float32 file gives its most exact
     numbers; with `default_precision` they have llama.cpp's default types. With `embeddings`, rows are hidden states
-    instead of logits. `on_tensor(address)` is called with the
-    address of each `ggml_tensor` that has been computed. Raises ImportError without llama-cpp-python, OSError for a
-    file that llama.cpp refuses.
+    instead of logits. `on_tensor(address)` is called with the address of each `ggml_tensor` that has been computed.
+    Raises ImportError without llama-cpp-python, OSError for a file that llama.cpp refuses.
     """
 
     def __init__(

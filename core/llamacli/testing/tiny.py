@@ -34,15 +34,10 @@ Variant = tuple[Callable[..., Path], Mapping[str, Any], float | None]
 """Writer, options, and bound of the NMSE of fp32 mode against llama.cpp; None if llama.cpp does not run it."""
 
 KEYS: Mapping[str, Any] = {
-    "context_length": 256,
-    "embedding_length": 64,
-    "block_count": 2,
-    "feed_forward_length": 96,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_rms_epsilon": 1e-5,
+    "context_length": 256, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
     "attention.layer_norm_epsilon": 1e-5,
-}
+}  # fmt: skip
 """Keys of a tiny decoder, without the architecture's name in front."""
 
 _KEPT_MODELS = 6

@@ -1,4 +1,4 @@
-"""Construction of a tokenizer from GGUF metadata."""
+"""Construction of a tokenizer from GGUF metadata, and what plugins register."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from llamacli.gguf import Metadata
 from llamacli.tokenizer.byte_level import ByteLevelBPE
 from llamacli.tokenizer.longest_match import LongestMatch
 from llamacli.tokenizer.merging import RankMerging, ScoreMerging, WhitespaceMerging
-from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
 from llamacli.tokenizer.unigram import CharacterMap, Unigram
 from llamacli.tokenizer.vocabulary import (
@@ -82,6 +82,26 @@ class TokenizerParts:
     add_bos: bool
     add_eos: bool
     add_sep: bool = False
+
+
+@attrs.frozen
+class NamedPreTokenizer:
+    """Pre-tokenizer of byte-level BPE, with its name in `tokenizer.ggml.pre`."""
+
+    name: str
+    scheme: PreTokenizer
+
+
+@attrs.frozen
+class TokenizerModel:
+    """Tokenizer with its name in `tokenizer.ggml.model`.
+
+    `make(metadata)` returns the vocabulary, the scheme that encodes and decodes with it, and which special tokens are
+    added to texts. It raises ModelFormatError for keys that are missing or wrong.
+    """
+
+    name: str
+    make: Callable[[Metadata], TokenizerParts]
 
 
 def _score_merging(metadata: Metadata) -> TokenizerParts:
@@ -202,15 +222,7 @@ _RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "
 """Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""
 
 TOKENIZER_MODELS: dict[str, Callable[[Metadata], TokenizerParts]] = {
-    "llama": _score_merging,
-    "gpt2": _byte_level,
-    "gemma4": _rank_merging,
-    "bert": _word_piece,
-    "t5": _unigram,
-    "whitespace": _whitespace,
-    "rwkv": _longest_match,
-    "test": _ids_only,
-    "none": _ids_only,
-    "no_vocab": _ids_only,
-}
+    "llama": _score_merging, "gpt2": _byte_level, "gemma4": _rank_merging, "bert": _word_piece, "t5": _unigram,
+    "whitespace": _whitespace, "rwkv": _longest_match, "test": _ids_only, "none": _ids_only, "no_vocab": _ids_only,
+}  # fmt: skip
 """Functions that make a tokenizer, by `tokenizer.ggml.model`; plugins add more."""

@@ -141,9 +141,8 @@ class ScoreMerging(VocabularyScheme):
 class RankMerging(VocabularyScheme):
     """BPE with ranked merges, on lines of the text.
 
-    A character that is not a token becomes its bytes, <0xXX> each.
-    `merges`: "left right" each, best first; parsed at the first encode. `whole_newlines`: a run of newlines that is a
-    token of its own is not merged.
+    A character that is not a token becomes its bytes, <0xXX> each. `merges`: "left right" each, best first; parsed at
+    the first encode. `whole_newlines`: a run of newlines that is a token of its own is not merged.
     """
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], whole_newlines: bool = True):

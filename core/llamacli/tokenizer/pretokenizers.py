@@ -100,13 +100,8 @@ _DEEPSEEK_LETTERS = (
 )
 _CJK = r"[一-龥ࠀ-一가-\uD7FF&&[^\s]]+"
 _DEEPSEEK_LLM = (
-    r"[\r\n]",
-    rf"\s?[{_DEEPSEEK_LETTERS}]+",
-    r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
-    r"(?<!\s)\s++\Z",
-    _CJK,
-    r"\p{N}+",
-)
+    r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟、-。]+", r"(?<!\s)\s++\Z", _CJK, r"\p{N}+",
+)  # fmt: skip
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",

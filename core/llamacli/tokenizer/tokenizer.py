@@ -38,6 +38,10 @@ class Scheme(Protocol):
         """Return the bytes that a token's text encodes."""
 
 
+_SNIPPET = "\n\n--- snippet ---\n\n"
+"""Text between files where the vocabulary has no token for that."""
+
+
 class Tokenizer:
     """Tokenizer of a model.
 
@@ -67,6 +71,7 @@ class Tokenizer:
         self.sep_id, self.mask_id = special.get("separator"), special.get("mask")
         infill = [special[name] for name in ("fim_pre", "fim_suf", "fim_mid") if name in special]
         self.infill_ids = (infill[0], infill[1], infill[2]) if len(infill) == 3 else None
+        self._repository, self._file = special.get("fim_rep"), special.get("fim_sep")
         self._bos = [self.bos_id] if add_bos and self.bos_id is not None else []
         eos = [self.eos_id] if add_eos and self.eos_id is not None else []
         sep = [self.sep_id] if add_sep and self.sep_id is not None else []
@@ -116,10 +121,18 @@ class Tokenizer:
         ids = self.encode(text, parse_special=parse_special)
         return ids[:-1] if self.add_eos else ids
 
-    def encode_infill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+    def encode_infill(
+        self,
+        prefix: str | Sequence[int],
+        suffix: str,
+        files: Sequence[tuple[str, str]] | None = None,
+        room: int | None = None,
+    ) -> list[int]:
         """Return the ids of a prompt for fill-in-the-middle (FIM).
 
-        Prefix first, as llama.cpp's default. TokenizerError when the vocabulary has no tokens for this.
+        Prefix first, as llama.cpp's default. `files` are names and texts of other files, which are written before, as
+        by llama-server; of these the last tokens are kept that `room` tokens in all allow. TokenizerError when the
+        vocabulary has no tokens for this.
         """
         if self.infill_ids is None:
             raise TokenizerError("this model's vocabulary has no tokens for fill-in-the-middle")
@@ -128,7 +141,18 @@ class Tokenizer:
             self.encode_run(text, self.infill_ids, continues=True) if isinstance(text, str) else text
             for text in (prefix, suffix)
         ]
-        return [*self._bos, before, *texts[0], after, *texts[1], middle]
+        ids = [*self._bos, before, *texts[0], after, *texts[1], middle]
+        if files is None:
+            return ids
+        others = [] if self._repository is None else [self._repository, *self.encode_run("myproject\n", continues=True)]
+        for name, text in files:
+            begin = f"{name}\n" if self._file is not None else _SNIPPET
+            others += [*([] if self._file is None else [self._file]), *self.encode_run(begin, continues=True)]
+            others += self.encode_run(text, continues=True)
+        if self._file is not None:
+            others += [self._file, *self.encode_run("filename\n", continues=True)]
+        n = len(others) if room is None else max(0, room - len(ids))
+        return [*others[max(0, len(others) - n) :], *ids]
 
     def split(self, text: str, tokens: Container[int]) -> list[int | str]:
         """Split text at these special tokens: ids, and the text between."""

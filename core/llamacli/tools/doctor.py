@@ -226,14 +226,23 @@ def examine(
 
     `root` stands for the root directory, with `proc` and `sys` in it.
     """
+    (total, free), copies = system.system_memory() or (None, None), packed_copies.copies()
     return Report(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        cpu=_cpu(root),
-        memory=_memory(root),
+        cpu=Cpu(
+            name=system.cpu_name(root) or platform.processor() or platform.machine(),
+            n_cpus=os.cpu_count() or 1,
+            cores=system.usable_cores(root),
+            isa=isa(),
+            available=available(),
+            governor=system.cpu_governor(root),
+            load=system.load_average(),
+        ),
+        memory=Memory(total, free, system.memory_limit(root), system.huge_pages(root)),
         kernels=_kernels(),
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
-        copies=_copies(),
+        copies=Copies(len(copies), sum(copy.n_bytes for copy in copies), packed_copies.limit()),
         trial=trial,
         failure=failure,
     )
@@ -244,28 +253,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu(root: Path) -> Cpu:
-    return Cpu(
-        name=system.cpu_name(root) or platform.processor() or platform.machine(),
-        n_cpus=os.cpu_count() or 1,
-        cores=system.usable_cores(root),
-        isa=isa(),
-        available=available(),
-        governor=system.cpu_governor(root),
-        load=system.load_average(),
-    )
-
-
-def _memory(root: Path) -> Memory:
-    total, free = system.system_memory() or (None, None)
-    return Memory(total, free, system.memory_limit(root), system.huge_pages(root))
-
-
-def _copies() -> Copies:
-    found = packed_copies.copies()
-    return Copies(len(found), sum(copy.n_bytes for copy in found), packed_copies.limit())
 
 
 def _kernels() -> KernelCache:

@@ -149,8 +149,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
 def load_embedder(path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Embedder:
     """Load a model file for embeddings.
 
-    Arguments and errors are those of `load_model`.
-    The output layer is neither loaded nor computed.
+    Arguments and errors are those of `load_model`. The output layer is neither loaded nor computed.
     """
     widths: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Cooperative cancellation of long work in threads."""
+"""Context variables of a block, and cancellation of work in threads."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _cancelled: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("_cancelled", default=None)
 
 
 @contextlib.contextmanager
-def cancellable_by(event: threading.Event) -> Iterator[None]:
+def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable for this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def cancellable_by(event: threading.Event) -> contextlib.AbstractContextManager[None]:
     """Cancel the work of this block by an event.
 
     Others set it, and the work asks `is_cancelled`.
     """
-    token = _cancelled.set(event)
-    try:
-        yield
-    finally:
-        _cancelled.reset(token)
+    return setting(_cancelled, event)
 
 
 def is_cancelled() -> bool:

@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -99,10 +99,7 @@ def claimed(path: Path) -> Iterator[BinaryIO | None]:
 def remove_unclaimed(folder: Path) -> None:
     """Remove the temporary files of `claimed` whose writers no longer run."""
     with contextlib.suppress(OSError):
-        for leftover in folder.glob(".*.part"):
-            with contextlib.suppress(OSError), open(leftover, "rb") as file:
-                if _lock(file.fileno()):
-                    leftover.unlink()
+        _remove_unlocked(folder.glob(".*.part"))
 
 
 class SharedFileError(PermissionError):
@@ -212,11 +209,15 @@ def _remove_leftovers(target: Path) -> None:
     """
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.part")
     with contextlib.suppress(OSError):
-        for leftover in [entry for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:
-            if leftover.is_file(follow_symlinks=False):
-                with contextlib.suppress(OSError), open(leftover.path, "rb") as file:
-                    if _lock(file.fileno()):
-                        os.unlink(leftover.path)
+        leftovers = [entry for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]
+        _remove_unlocked(Path(leftover) for leftover in leftovers if leftover.is_file(follow_symlinks=False))
+
+
+def _remove_unlocked(leftovers: Iterable[Path]) -> None:
+    for leftover in leftovers:
+        with contextlib.suppress(OSError), open(leftover, "rb") as file:
+            if _lock(file.fileno()):
+                leftover.unlink()
 
 
 def _lock(descriptor: int) -> bool:

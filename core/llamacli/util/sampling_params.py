@@ -51,6 +51,10 @@ SAMPLERS = (
     SamplerEntry("Grammar", "grammar.Grammar triggers.LazyGrammar reasoning.GrammarAfter", "", "grammar",
                  when_greedy=True, first=True),
     SamplerEntry("Suppressed tokens", "penalties.SuppressTokens", "", "suppress_tokens", when_greedy=True, first=True),
+    SamplerEntry("Allowed tokens", "restrictions.AllowedTokens", "", "allowed_tokens", when_greedy=True, first=True),
+    SamplerEntry("Bad words", "restrictions.BadWords", "", "bad_words", when_greedy=True, first=True),
+    SamplerEntry("Minimum length", "restrictions.MinTokens", "Choice of tokens", "min_tokens", when_greedy=True,
+                 first=True),
     SamplerEntry("Logit bias", "penalties.LogitBias", "", "logit_bias", when_greedy=True, first=True),
     SamplerEntry("Penalties", "penalties.Penalties", "Repetition", "penalties", when_greedy=True),
     SamplerEntry("DRY", "penalties.Dry", "Repetition", "dry", when_greedy=True),
@@ -168,6 +172,8 @@ class SamplingNumbers:
     dry_allowed_length: int = _number("DRY", 2, "DRY: length of repetitions without penalty.")
     dry_penalty_last_n: int = _number(
         "DRY", 64, "DRY: number of last tokens to search for repetitions; 0: none, -1: all.", low=-1, lenient=True)
+    min_tokens: int = _number(
+        "Minimum length", 0, "Number of tokens before which the text does not end by itself; 0: off.")
     mirostat: int = _number(
         "Mirostat", 0, "Mirostat version 1 or 2, which replaces the other samplers but the temperature; 0: off.",
         high=2, key="mirostat", names="mirostat_mode")

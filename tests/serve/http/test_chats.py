@@ -17,6 +17,7 @@ from llamacli.serve.http.chats import Prompt, as_dicts, chat_prompt, tool_use
 from llamacli.serve.http.constraints import chain
 from llamacli.serve.http.generation import sampling_params
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo
 from llamacli.tools.demo import demo_path
 
@@ -57,14 +58,14 @@ def prepare(model: Model, shared: Callable[[str], Path]) -> Callable[..., Prompt
         source = shared(f"templates/{template}.jinja").read_text()
         request = convert({"messages": HI, **fields}, ChatRequest)
         info = ModelInfo(name="demo", path="", loaded=True, created=0, n_ctx=4096)
-        return chat_prompt(request, model, info, source), request
+        return chat_prompt(request, model, info, HttpSettings(template=source)), request
 
     return make
 
 
 def replied(model: Model, prompt: Prompt, request: ChatRequest, n: int = 400) -> tuple[str, list[ToolCall]]:
     """Text and tool calls of a generated reply."""
-    sampler = chain(model, sampling_params(request, model, 4096, prompt.constraint))
+    sampler = chain(model, sampling_params(HttpSettings(), request, model, 4096, prompt.constraint))
     reader = prompt.reply.syntax.reader(prompt.reply.prompt, tools=prompt.reply.tools)
     events = []
     with model.create_session(n_ctx=4096, seed=1) as session:

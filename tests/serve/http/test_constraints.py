@@ -2,17 +2,18 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import tiny_chat
 from llamacli import Model, load_model
 from llamacli.chat.openai import FieldError
 from llamacli.engine import ReferenceEngine
-from llamacli.sampling import SamplingParams
+from llamacli.sampling import SamplerState, SamplingParams
 from llamacli.sampling.grammar import memory_limit
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import chain, schema_of
-from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
+from llamacli.serve.http.schemas.common import Generation, ResponseFormat, SchemaFormat, StructuredOutputs
 
 pytest.importorskip("llguidance")
 
@@ -23,6 +24,10 @@ TOOLS = [
     {"type": "function", "function": {"name": "stop"}},
 ]
 CALL = '{"name": "paint", "arguments": {"c": "red"}}'
+
+
+def request(response_format, json_schema, grammar) -> Generation:
+    return Generation(response_format=response_format, json_schema=json_schema, grammar=grammar)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,26 @@ def chat_model(tiny_gguf, plugins) -> Model:
     ],
 )
 def test_schemas_of_requests(given, expected) -> None:
-    assert schema_of(*given) == expected
+    assert schema_of(request(*given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"guided_regex": "a/b[0-9]{2}\n?"}, "a/b07"),
+        ({"guided_regex": r"\\/x"}, "\\/x"),
+        ({"guided_choice": ['say "hi"', "caf\u00e9\n"]}, "caf\u00e9\n"),
+        ({"structured_outputs": StructuredOutputs(choice=["x", "y"])}, "y"),
+    ],
+)
+def test_regular_expressions_and_choices(fields, text, chat_model) -> None:
+    _, grammar = schema_of(Generation(**fields))
+    tokens, state = chat_model.tokenizer, SamplerState(0, chat_model.tokenizer)
+    made = chain(chat_model, SamplingParams(grammar=grammar))
+    for token in tokens.encode_run(text, continues=True):
+        assert token in state.legal(np.zeros(tokens.n_vocab, np.float32), made).ids
+        state.accept(token)
+    assert tokens.encode_run("z", continues=True)[0] not in state.legal(np.zeros(tokens.n_vocab, np.float32), made).ids
 
 
 @pytest.mark.parametrize(
@@ -63,7 +87,7 @@ def test_schemas_of_requests(given, expected) -> None:
 )
 def test_schemas_that_are_refused(given) -> None:
     with pytest.raises((BadRequestError, FieldError)):
-        schema_of(*given)
+        schema_of(request(*given))
 
 
 def test_broken_grammars_are_client_errors(chat_model) -> None:

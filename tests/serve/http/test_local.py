@@ -91,7 +91,9 @@ def test_models_are_named_by_the_query(path: str, serve) -> None:
 
 def test_slots_are_off_by_default(http, serve) -> None:
     assert http.send("/slots").status == 501
-    assert serve(slots=True).send("/slots").json == []
+    slots = serve(slots=True, total_slots=2).send("/slots").json
+    idle = {"model": "demo", "n_ctx": 1024, "is_processing": False}
+    assert slots == [{**idle, "id": 0}, {**idle, "id": 1}]
 
 
 def test_head(http) -> None:
@@ -132,7 +134,8 @@ def test_fingerprints_tell_scales_of_adapters_and_templates(http, fake, serve) -
         found.append(fingerprint())
     assert found[1] == found[3]
     found += [fingerprint(serve(template=template)) for template in ("chatml", "{{ messages }}")]
-    assert len(set(found)) == 5
+    found += [fingerprint(serve(**{name: value})) for name, value in (("sampling", {"top_k": 3}), ("reasoning", False))]
+    assert len(set(found)) == 7
 
 
 def test_adapters_of_requests_are_the_servers_or_their_own(http, fake) -> None:

@@ -2,11 +2,13 @@
 
 import json
 
+import attrs
+import numpy as np
 import pytest
 
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import InternalError
-from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
+from llamacli.serve.requests import Admitted, Done, Embedding, Finished, TextDelta, Timings, ToolCallDelta, Usage
 
 HI = [{"role": "user", "content": "hi"}]
 DONE = Done(Usage(9, 4, 5, 2), Timings(0.0, 0.25, 0.5))
@@ -101,7 +103,7 @@ def test_formats(raw: bool, http, fake) -> None:
         ("/api/generate", {"prompt": "x", "context": [1]}),
         ("/api/generate", {"prompt": "x", "images": ["x"]}),
         ("/api/generate", {"prompt": "x", "template": "x"}),
-        ("/api/embed", {"input": "x", "dimensions": 3}),
+        ("/api/chat", {"messages": HI, "options": {"tfs_z": 0.5}}),
     ],
 )
 def test_refused_requests(path: str, fields: dict, http, fake) -> None:
@@ -165,3 +167,14 @@ def test_large_schemas_are_refused(raw: bool, http) -> None:
     reply = http.send("/api/generate", body)
     assert reply.status == 400
     assert "1048576 are allowed" in reply.json["error"]
+
+
+def test_the_older_form_of_embeddings(http, fake, monkeypatch) -> None:
+    infos = fake.models()
+    monkeypatch.setattr(fake, "models", lambda: (attrs.evolve(infos[0], embeds=True),), raising=False)
+    vector = Embedding(0, np.array([0.5, 0.25], np.float32))
+    fake.script = lambda _: [Admitted(0.0), vector, Done(Usage(1), Timings(0.0, 0.0, 0.0))]
+    reply = http.send("/api/embeddings", {"model": "demo", "prompt": "a", "keep_alive": "5m"})
+    assert (reply.json, reply.headers.get("warning")) == ({"embedding": [0.5, 0.25]}, None)
+    assert http.send("/api/show", {"model": "demo"}).json["capabilities"] == ["completion", "embedding", "tools"]
+    assert http.send("/", method="HEAD").status == 200

@@ -109,7 +109,7 @@ def folded(chunks: Sequence[Any], n: int) -> tuple[list[Any], Any]:
                         else:
                             choice[name][-1]["function"]["arguments"] += call["function"]["arguments"]
                 elif name in ("content", "reasoning_content", "text"):
-                    choice[name] = choice.get(name, "") + value
+                    choice[name] = choice.get(name, "") + (value or "")
                 elif name == "logprobs" and value is not None:
                     for key, items in value.items():
                         choice.setdefault(name, {}).setdefault(key, []).extend(items or ())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,19 +18,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llamacli.errors import PluginError
 from llamacli.serve.errors import MethodError, NotFoundError, ServeError
-from llamacli.serve.http import local
 from llamacli.serve.http.call import Call, Endpoint, Server
-from llamacli.serve.http.errors import headers_of, ollama_body, openai_body
+from llamacli.serve.http.errors import error_body, headers_of
 from llamacli.serve.http.middleware import wrap
-from llamacli.serve.http.openapi import description
 from llamacli.serve.http.page import Page
-from llamacli.serve.http.routes import ROUTES
+from llamacli.serve.http.routes import APIS, ROUTES, ApiRoute
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import Engine
 
 LAG_INTERVAL_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
@@ -56,26 +61,56 @@ class MethodNotAllowed:
 
 
 def _routes(server: Server) -> Iterator[BaseRoute]:
-    for route in ROUTES:
-        endpoint = Endpoint(route.handler, server, route.name, public=route.public, queued=route.queued)
-        for path in route.paths:
-            yield Route(path, endpoint, methods=[route.method])
-    methods: dict[str, list[str]] = {}
-    for route in ROUTES:
-        for path in route.paths:
-            methods.setdefault(path, []).append(route.method)
-    for path, allowed in methods.items():  # before the page, whose mount takes every path
-        yield Route(path, MethodNotAllowed(allowed))
-    document = description(ROUTES)
+    routes = (*ROUTES, *_added())
+
+    @functools.cache
+    def document() -> Any:
+        from llamacli.serve.http.openapi import description  # which imports all handlers
+
+        return description(routes)
 
     async def openapi(call: Call) -> None:
-        await call.respond(document)
+        await call.respond(await call.server.run(document))
 
-    yield Route("/openapi.json", Endpoint(openapi, server, "/openapi.json", public=True), methods=["GET"])
+    own = [ApiRoute("GET", ("/openapi.json",), openapi, public=True)]
     if server.settings.page is None:
-        yield Route("/", Endpoint(local.root, server, "/", public=True), methods=["GET"])
-    else:
+        own.append(ApiRoute("GET", ("/",), root, public=True))  # HEAD comes with it
+    methods: dict[str, list[str]] = {}
+    for route in (*routes, *own):
+        endpoint = Endpoint(route, server)
+        for path in route.paths:
+            methods.setdefault(path, []).append(route.method)
+            yield Route(path, endpoint, methods=[route.method])
+    for path, allowed in methods.items():  # before the page, whose mount takes every path
+        yield Route(path, MethodNotAllowed(allowed))
+    if server.settings.page is not None:
         yield Mount("/", Page(server.settings.page))
+
+
+def _added() -> Iterator[ApiRoute]:
+    """Routes of other distributions; faulty ones are logged and left out."""
+    taken = {(route.method, path) for route in ROUTES for path in route.paths}
+    for entry in importlib.metadata.entry_points(group=APIS):
+        try:
+            routes = tuple(entry.load())
+            wrong = next((route for route in routes if not isinstance(route, ApiRoute)), None)
+            if wrong is not None:
+                raise PluginError(f"{wrong!r} is not an ApiRoute")
+            new = {(route.method, path) for route in routes for path in route.paths}
+            if new & taken:
+                raise PluginError(f"there is a route of {' '.join(min(new & taken))} already")
+        except Exception as error:
+            _log.error("the API %s of %s is left out: %s", entry.name, entry.value, f"{type(error).__name__}: {error}")
+            continue
+        taken |= new
+        yield from routes
+
+
+async def root(call: Call) -> None:
+    """Greeting at `/` of a server without a page."""
+    await call.respond_bytes(
+        b"llamacli is running; its API is described in /openapi.json\n", "text/plain; charset=utf-8"
+    )
 
 
 @contextlib.asynccontextmanager
@@ -103,6 +138,5 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         failure: ServeError = MethodError(f"{path} does not take {request.method}")
     else:
         failure = NotFoundError(f"there is no {path}")
-    body = ollama_body(failure) if path.startswith("/api/") else openai_body(failure)
     headers = {**(error.headers or {}), **headers_of(failure)}
-    return Response(to_json(body), failure.status, headers, "application/json")
+    return Response(to_json(error_body(path)(failure)), failure.status, headers, "application/json")

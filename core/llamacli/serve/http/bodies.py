@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import re
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 
 from llamacli.serve.errors import BadRequestError
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=msgspec.Struct)
-Body = TypeVar("Body", dict[str, Any], list[Any])
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays in a body."""
@@ -27,20 +20,12 @@ _TYPE = re.compile(r"\b(str|int|float|bool)\b(?=[^`]*`)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse(data: bytes) -> dict[str, Any]:
-    """Parse a body, a JSON object. Raises BadRequestError.
+def parse(data: bytes, kind: type = dict) -> Any:
+    """Parse a body: a JSON object, or an array for `list`.
 
-    Lone surrogates, which JavaScript makes of truncated texts, become U+FFFD; in keys they are an error.
+    Lone surrogates, which JavaScript makes of truncated texts, become U+FFFD; in keys they are an error. Raises
+    BadRequestError.
     """
-    return _parsed(data, dict, "object")
-
-
-def parse_list(data: bytes) -> list[Any]:
-    """Parse a body, a JSON array, as `parse` does an object."""
-    return _parsed(data, list, "array")
-
-
-def _parsed(data: bytes, kind: type[Body], name: str) -> Body:
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
@@ -48,30 +33,17 @@ def _parsed(data: bytes, kind: type[Body], name: str) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         body = _parse_surrogates(data, error)
     if not isinstance(body, kind):
+        name = "array" if kind is list else "object"
         raise BadRequestError(f"the body is not a JSON {name}", None, "invalid_json")
     _check_depth(body)
     return body
 
 
-def convert(body: dict[str, Any], kind: type[T]) -> T:
-    """Check a body against a schema. Raises BadRequestError that names the field."""
-    if _log.isEnabledFor(logging.DEBUG) and (unknown := body.keys() - _field_names(kind)):
-        _log.debug("fields of a %s that have no effect: %s", kind.__name__, ", ".join(sorted(unknown)))
-    return _converted(body, kind)
+def convert(body: Any, kind: Any) -> Any:
+    """Check a body against a schema, or an array against `list[schema]`.
 
-
-@functools.cache
-def _field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
-
-
-def convert_list(body: list[Any], kind: type[T]) -> list[T]:
-    """Check a body against the schema of its items, as `convert` does."""
-    found: list[T] = _converted(body, list[kind])  # type: ignore[valid-type]
-    return found
-
-
-def _converted(body: Any, kind: Any) -> Any:
+    Raises BadRequestError that names the field.
+    """
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:

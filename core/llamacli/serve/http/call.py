@@ -11,12 +11,11 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_origin
 
 import attrs
-import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
@@ -24,6 +23,7 @@ from llamacli.model import Model
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import (
     ApiKeyError,
+    BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
     LoadingError,
@@ -32,10 +32,12 @@ from llamacli.serve.errors import (
     UnknownModelError,
 )
 from llamacli.serve.http.access_log import AccessLine
-from llamacli.serve.http.bodies import convert, convert_list, parse, parse_list
+from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.middleware import has_key, send_error, send_response
+from llamacli.serve.http.routes import ApiRoute, loaded
+from llamacli.serve.http.schemas.foreign import unknown_fields
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import PING, SSE_HEADERS, to_json
 from llamacli.serve.requests import (
@@ -53,7 +55,6 @@ from llamacli.serve.requests import (
 )
 
 T = TypeVar("T")
-S = TypeVar("S", bound=msgspec.Struct)
 P = ParamSpec("P")
 
 DISCARD_S, DISCARD_BYTES = 2.0, 64 << 20
@@ -70,6 +71,9 @@ WATCHES = 8
 
 LARGE_BODY = 64 << 10
 """Bytes of a body above which it is parsed in the pool, so that the event loop stays free."""
+
+MAX_UNKNOWN = 1000
+"""Names of unknown fields that the log has, once each."""
 
 LONG_BODY = 256 << 10
 """Bytes of a body above which its texts wait for a thread of their own: they take seconds."""
@@ -95,6 +99,7 @@ class Server:
     long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
     compilers: Compilers = attrs.field(factory=Compilers)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
+    unknown: set[str] = attrs.field(factory=set)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the pool."""
@@ -117,11 +122,15 @@ class Server:
         raise UnknownModelError(f"the model {name!r} does not exist; the server has {known}")
 
     def _described(self, info: ModelInfo) -> ModelInfo:
-        """Add the scales of adapters and the chat template to a fingerprint."""
+        """Add scales of adapters, template and defaults to a fingerprint."""
         scales, template = [scale for _, scale in info.adapter_scales], self.settings.template
-        if not any(scales) and template is None:
+        defaults = {**self.settings.sampling, "max_tokens": self.settings.max_tokens}
+        if not self.settings.reasoning:
+            defaults["reasoning"] = False
+        changed = [f"{name} {value}" for name, value in sorted(defaults.items()) if value is not None]
+        if not any(scales) and template is None and not changed:
             return info
-        digest = hashlib.sha256(f"{scales} {template}".encode()).hexdigest()
+        digest = hashlib.sha256(" ".join([f"{scales} {template}", *changed]).encode()).hexdigest()
         return attrs.evolve(info, fingerprint=f"{info.fingerprint}-{digest[:8]}")
 
     def close(self) -> None:
@@ -145,6 +154,7 @@ class Call:
         self._body_read = False
         self._n_body = 0
         self._pins: dict[str, Pin] = {}
+        self._warning: dict[str, str] = {}
         self._write_began: float | None = None
         self._write_ended = 0.0
 
@@ -173,16 +183,30 @@ class Call:
         self.key = hashlib.sha256(found.encode()).hexdigest()[:12]
         self.access.fields["key"] = self.key
 
-    async def raw_body(self) -> dict[str, Any]:
-        """JSON object of the request's body. Raises what `items` raises."""
-        return await self._parsed_body(parse)
+    async def body(self, kind: Any) -> Any:
+        """Body of the request, checked against a schema.
 
-    async def items(self, kind: type[S]) -> list[S]:
-        """Items of the request's body, a JSON array, checked against a schema.
-
-        Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError, BadRequestError.
+        For an array that is `list[schema]`. Raises MediaTypeError, BodyTooLargeError, BodyTimeoutError,
+        BadRequestError: for fields that are refused too, and for unknown ones if the settings say so.
         """
-        return convert_list(await self._parsed_body(parse_list), kind)
+        raw = await self._parsed_body(functools.partial(parse, kind=get_origin(kind) or dict))
+        value = convert(raw, kind)
+        self._warn(dict(unknown_fields(raw, value)))
+        return value
+
+    def _warn(self, unknown: Mapping[str, str | None]) -> None:
+        """Refuse unknown fields, or name them in header and log."""
+        if not unknown:
+            return
+        texts = [f"{path!a}" + (f" (is it {near!r}?)" if near else "") for path, near in unknown.items()]
+        if self.settings.strict:
+            raise BadRequestError(f"unknown fields: {', '.join(texts)}", next(iter(unknown)), "unknown_parameter")
+        text = ", ".join(texts)[:MAX_UNKNOWN].replace('"', "'")
+        self._warning = {"warning": f'299 llamacli "unknown fields without effect: {text}"'}
+        new = unknown.keys() - self.server.unknown
+        if new and len(self.server.unknown) < MAX_UNKNOWN:
+            self.server.unknown.update(new)
+            _log.warning("request %s: %s: unknown fields without effect: %s", self.request_id, self.scope["path"], text)
 
     async def _parsed_body(self, parse: Callable[[bytes], T]) -> T:
         """Parsed body of the request.
@@ -207,10 +231,6 @@ class Call:
         if self.settings.log_texts:
             _log.info("request %s: %s", self.request_id, data.decode("utf-8", "replace"))
         return await self.server.run(parse, data) if len(data) > LARGE_BODY else parse(data)
-
-    async def body(self, kind: type[S]) -> S:
-        """Body of the request, checked against a schema."""
-        return convert(await self.raw_body(), kind)
 
     async def compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function of the body's texts in a thread.
@@ -383,7 +403,8 @@ class Call:
         self, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         """Send a response."""
-        await self._guard(send_response(self._send, status, {"content-type": content_type, **(headers or {})}, body))
+        given = {"content-type": content_type, **self._warning, **(headers or {})}
+        await self._guard(send_response(self._send, status, given, body))
 
     async def fail(self, error: ServeError) -> None:
         """Send a response with an error."""
@@ -399,7 +420,7 @@ class Call:
         now is sent as `error_event` formats it, and a moment later the connection is cut: the response does not end
         properly, so that no client takes it for whole.
         """
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        encoded = [(name.encode(), value.encode()) for name, value in (headers | self._warning).items()]
         await self._guard(self._send({"type": "http.response.start", "status": 200, "headers": encoded}))
         watch = asyncio.create_task(self._watch(pings=headers is SSE_HEADERS))
         try:
@@ -465,29 +486,30 @@ def _cancel(stream: Stream, gone: asyncio.Task[None]) -> None:
         stream.cancel()
 
 
-Handler = Callable[[Call], Awaitable[None]]
-
-
 class Endpoint:
-    """ASGI app of one endpoint.
+    """ASGI app of a route.
 
-    Checks the key, unless it is `public`, and turns exceptions of its handler into responses. One that is `queued`
-    refuses requests before their body is read while the engine has no room for any.
+    Checks the key, unless it is `public`, gives the handler the body as its second argument is annotated, and turns
+    exceptions into responses. One that is `queued` refuses requests before their body is read while the engine has no
+    room for any.
     """
 
-    def __init__(self, handler: Handler, server: Server, name: str, *, public: bool = False, queued: bool = False):
-        self._handler, self._server, self._name = handler, server, name
-        self._public, self._queued = public, queued
+    def __init__(self, route: ApiRoute, server: Server):
+        self._route, self._server = route, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
+        route = self._route
+        if route.error_body is not None:
+            scope["state"]["error_body"] = route.error_body
         call = Call(self._server, scope, receive, send)
         try:
-            if not self._public:
+            if not route.public:
                 call.check_key()
-            if self._queued:
+            if route.queued:
                 self._server.engine.expect_room()
-            await self._handler(call)
+            handler, kind = loaded(route.handler)
+            await (handler(call) if kind is None else handler(call, await call.body(kind)))
         except DisconnectedError:
             return
         except Exception as error:
@@ -498,4 +520,4 @@ class Endpoint:
                 await call.fail(failure)
         finally:
             call.close()
-            self._server.metrics.count(self._name, call.access.status, call.access.fields.get("finish", ""))
+            self._server.metrics.count(route.name, call.access.status, call.access.fields.get("finish", ""))

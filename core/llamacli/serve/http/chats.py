@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import weakref
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
-from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.schemas.chat import UNSUPPORTED, ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.http.limits import expect_length, expect_room
+from llamacli.serve.http.prompts import truncated
+from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
 MAX_VARIABLES = 256 << 10
@@ -45,48 +48,48 @@ class Prompt:
     constraint: Constraint
 
 
-def check_supported(body: dict[str, Any]) -> None:
-    """Refuse fields that would change the reply and are not supported.
-
-    Raises BadRequestError.
-    """
-    for name in UNSUPPORTED:
-        if body.get(name):
-            raise BadRequestError(f"{name}: it is not supported", name, "unsupported_parameter")
-    modalities = body.get("modalities")
-    if modalities and modalities != ["text"]:
-        raise BadRequestError(f"modalities: only ['text'] is supported, not {modalities}", "modalities",
-                              "unsupported_parameter")  # fmt: skip
-
-
-def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: str | None) -> Prompt:
+def chat_prompt(
+    request: ChatRequest, model: Model, info: ModelInfo, settings: HttpSettings, *, fits: bool = True
+) -> Prompt:
     """Render and tokenize a chat request.
 
-    Raises BadRequestError for what the model's template or its syntax cannot express, PromptTooLongError for texts that
-    cannot fit.
+    With `fits` it must fit into a context. Raises BadRequestError for what the model's template or its syntax cannot
+    express, PromptTooLongError for texts that cannot fit.
     """
-    schema, grammar = schema_of(request.response_format, request.json_schema, request.grammar)
+    schema, grammar = schema_of(request)
+    if (request.reasoning_format or "").endswith(("none", "legacy")):
+        reason = "reasoning is `reasoning_content`, not part of the text"
+        raise BadRequestError(f"reasoning_format: {reason}", "reasoning_format", "unsupported_parameter")
     tools = tool_use(request)
     if tools is not None and tools.required and (schema is not None or grammar is not None):
         raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
     messages = as_dicts(request.messages)
-    variables = template_variables(request)
+    variables = default_variables(settings, request.tools or ()) | template_variables(request)
     described = None if tools is None else tools_as_dicts(request.tools or ())
-    continues = bool(request.continue_final_message)
+    continues = _continues(request, messages)
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise BadRequestError("continue_final_message: the last message must be text of the assistant", "messages")
+    if continues and request.add_generation_prompt:
+        raise BadRequestError("add_generation_prompt and continue_final_message exclude each other",
+                              "add_generation_prompt")  # fmt: skip
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
-    codec = codec_of(model, template, tools is not None)
+    codec = codec_of(model, settings.template, tools is not None)
     final = messages.pop() if continues else None
     try:
-        rendering = _rendered(codec, messages, final, described, variables)
+        if request.add_generation_prompt is False and final is None:
+            rendering = codec.render(messages, tools=described, variables=variables, add_generation_prompt=False)
+        else:
+            rendering = _rendered(codec, messages, final, described, variables)
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
-    expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
-    ids = tuple(codec.encode(rendering))
+    if not fits:
+        expect_length(len(rendering.text), "messages")
+    elif request.truncate_prompt_tokens is None:
+        expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
+    ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
     try:
@@ -95,7 +98,22 @@ def chat_prompt(request: ChatRequest, model: Model, info: ModelInfo, template: s
         if str(error).startswith("json_schema"):
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
-    return Prompt(rendering.text, ids, reply_format(codec, rendering, described or (), variables), constraint)
+    return Prompt(rendering.text, tuple(ids), reply_format(codec, rendering, described or (), variables), constraint)
+
+
+def _continues(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
+    """True if the reply continues the last message.
+
+    By default one of the assistant is continued, as by llama-server.
+    """
+    if request.continue_final_message is not None or request.add_generation_prompt is not None:
+        return bool(request.continue_final_message)
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or not last["content"]:
+        return False
+    if messages[-2:-1] and messages[-2]["role"] == "assistant":
+        raise BadRequestError("messages: two of the assistant are at the end, and a reply continues one", "messages")
+    return True
 
 
 def echoed_text(request: ChatRequest) -> str:
@@ -149,9 +167,25 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
     return openai.tool_use(tools, named, parallel=request.parallel_tool_calls is not False)
 
 
+def default_variables(settings: HttpSettings, tools: Sequence[Tool]) -> dict[str, Any]:
+    """Variables of chat templates that llama-server sets too.
+
+    The date is the server's; `functions` are the tools as JSON.
+    """
+    now = datetime.datetime.now()
+    return {
+        "enable_thinking": settings.reasoning,
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": json.dumps(tools_as_dicts(tools), indent=2) if tools else "",
+    }
+
+
 def template_variables(request: ChatRequest) -> dict[str, Any]:
     """Variables of the chat template that a request sets. Raises BadRequestError."""
     variables = dict(request.chat_template_kwargs or {})
+    if request.documents is not None:
+        variables["documents"] = request.documents
     size = len(json.dumps(variables))
     if size > MAX_VARIABLES:
         reason = f"it has {size} characters of JSON; {MAX_VARIABLES} are allowed"

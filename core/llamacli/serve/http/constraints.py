@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 
 from llamacli.chat import openai
 from llamacli.chat.openai import FORMATS
+from llamacli.chat.rules import literal
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
 from llamacli.sampling.grammar import memory_limit
 from llamacli.serve.errors import BadRequestError
-from llamacli.serve.http.schemas.common import MAX_SCHEMA, ResponseFormat
+from llamacli.serve.http.schemas.common import MAX_SCHEMA, Generation, StructuredOutputs
 
 MAX_KEPT_BYTES = 512 << 20
 """Memory that the kept grammars of a model may take, if each takes all that it may."""
@@ -24,26 +26,55 @@ MAX_KEPT_BYTES = 512 << 20
 _chains: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplerChain]] = weakref.WeakKeyDictionary()
 
 
-def schema_of(
-    response_format: ResponseFormat | None, json_schema: Any, grammar: str | None
-) -> tuple[dict[str, Any] | bool | None, str | None]:
-    """JSON Schema and GBNF grammar that a request asks for.
+def schema_of(request: Generation) -> tuple[dict[str, Any] | bool | None, str | None]:
+    """JSON Schema and grammar that a request asks for.
 
     At most one of them. Raises BadRequestError, FieldError.
     """
-    kind = "text" if response_format is None else response_format.type
-    if kind in FORMATS and sum([kind != "text", json_schema is not None, grammar is not None]) > 1:
-        raise BadRequestError("response_format, json_schema and grammar exclude each other", "response_format")
-    asked: dict[str, Any] | None = None
-    if response_format is not None:
-        asked, inner = msgspec.structs.asdict(response_format), response_format.json_schema
-        asked["json_schema"] = None if inner is None else msgspec.structs.asdict(inner)
-    schema = openai.schema_of(asked)
-    if json_schema is not None:
-        schema = openai.checked_schema(json_schema)
+    given, asked = request.structured_outputs or StructuredOutputs(), request.response_format
+    kind = "text" if asked is None else asked.type
+    shape = None if asked is None else msgspec.to_builtins(asked)
+    fields = {
+        "response_format": None if kind == "text" else shape,
+        "json_schema": request.json_schema,
+        "grammar": request.grammar,
+        **{f"guided_{name}": getattr(request, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")},
+        **{f"structured_outputs.{name}": value for name, value in msgspec.structs.asdict(given).items()},
+    }
+    wanted = {name: value for name, value in fields.items() if value is not None and value is not False}
+    if kind in FORMATS and len(wanted) > 1:
+        raise BadRequestError(f"{', '.join(wanted)}: they exclude each other", next(iter(wanted)))
+    schema, grammar = openai.schema_of(shape), None
+    for name, value in wanted.items():
+        match name.removeprefix("guided_").removeprefix("structured_outputs."):
+            case "json_schema":
+                schema = openai.checked_schema(value)
+            case "json":
+                schema = openai.checked_schema(_parsed(value))
+            case "json_object":
+                schema = {"type": "object"}
+            case "grammar":
+                grammar = value
+            case "regex":
+                escaped = _SLASH.sub(lambda found: found[1] or r"\/", value)
+                grammar = f"{_LARK}/{escaped}/"
+            case "choice":
+                grammar = _LARK + " | ".join(map(literal, value))
     size = len(grammar.encode()) if grammar is not None else len(json.dumps(schema)) if schema is not None else 0
     check_size(size)
     return schema, grammar
+
+
+_LARK = "%llguidance {}\nstart: "
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+
+
+def _parsed(schema: Any) -> Any:
+    """Schema, which may be given as text."""
+    try:
+        return json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return schema  # and refused
 
 
 def check_size(n_bytes: int, param: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from llamacli.chat.openai import FieldError
@@ -51,6 +52,22 @@ def openai_body(error: ServeError) -> dict[str, Any]:
 def ollama_body(error: ServeError) -> dict[str, Any]:
     """Body of an error in the shape of ollama's API."""
     return {"error": str(error)}
+
+
+def anthropic_body(error: ServeError) -> dict[str, Any]:
+    """Body of an error in the shape of Anthropic's API."""
+    kind = _ANTHROPIC.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+_ANTHROPIC = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+              413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_FORMS = {"/api/": ollama_body, "/v1/messages": anthropic_body}
+
+
+def error_body(path: str) -> Callable[[ServeError], dict[str, Any]]:
+    """Function for the body of an error, by the request's path."""
+    return next((form for prefix, form in _FORMS.items() if path.startswith(prefix)), openai_body)
 
 
 def headers_of(error: ServeError) -> dict[str, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from llamacli.chat.constraints import Constraint
+import attrs
+
+from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplingParams
@@ -15,51 +18,113 @@ from llamacli.sampling.defaults import params_with_defaults
 from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.constraints import chain
-from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, LoraScale, Sampling
-from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo, ReplyFormat
+from llamacli.serve.http.chats import chat_prompt, echoed_text
+from llamacli.serve.http.constraints import chain, schema_of
+from llamacli.serve.http.prompts import encoded_prompts
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, LoraScale, Sampling
+from llamacli.serve.http.schemas.completions import CompletionRequest
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo
+
+DEFAULT_MAX_TOKENS = 16
+"""Tokens of a completion without a limit, as in OpenAI's API."""
 
 
-async def generation_request(
-    call: Call,
-    request: Generation,
-    info: ModelInfo,
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    *,
-    constraint: Constraint,
-    n_probs: int = 0,
-    max_tokens: int | None,
-    reply: ReplyFormat | None = None,
-    prompt_logprobs: int | None = None,
-) -> GenerationRequest:
-    """Request of the engine for an API request and its prompts.
+@attrs.frozen
+class Prepared:
+    """API request as the engine takes it.
 
-    Grammars are compiled in a thread. Raises BadRequestError.
+    `prompts` are the texts of its prompts. `n_top` are the most probable tokens to report, None for no report.
+    """
+
+    generation: GenerationRequest
+    info: ModelInfo
+    prompts: tuple[str, ...]
+    n_top: int | None
+
+
+async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prepared:
+    """Request of the engine for a chat or a text.
+
+    Prompts are rendered and tokenized, and grammars compiled, in threads. Raises BadRequestError, PromptTooLongError.
     """
     if request.stream_options is not None and not request.stream:
         raise BadRequestError("stream_options: it is for streams only", "stream_options")
-    params = sampling_params(request, model, info.n_ctx or model.config.n_ctx, constraint, n_probs)
-    seed = request.seed if request.seed is not None and request.seed >= 0 else secrets.randbits(63)
+    info, model = await call.model(request.model)
+    n_top = _n_top(request)
+    reply, echoes = None, bool(request.echo)
+    if isinstance(request, ChatRequest):
+        prompt = await call.compute(chat_prompt, request, model, info, call.settings)
+        prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
+        echoes = bool(echoed_text(request))
+    else:
+        prompts, constraint = await call.compute(_texts, request, model, info)
+    wants_ids = isinstance(request, CompletionRequest) and request.return_token_ids
+    n_probs = max(1, n_top) if n_top is not None else int(bool(wants_ids))
+    ends = tuple(request.stop_token_ids or ())
+    all_ends = {*ends, *(reply.end_ids if reply is not None else ())}
+    n_ctx = info.n_ctx or model.config.n_ctx
+    params = sampling_params(call.settings, request, model, n_ctx, constraint, n_probs, all_ends)
+    seed = call.settings.seed if request.seed is None else request.seed
+    seed = secrets.randbits(63) if seed is None or seed < 0 else seed
     call.access.fields["seed"] = seed
-    stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    return GenerationRequest(
+    seconds = request.t_max_predict_ms
+    generation = GenerationRequest(
         id=call.request_id,
         model=info.name,
-        prompts=tuple(map(tuple, prompts)),
+        prompts=tuple(tuple(ids) for _, ids in prompts),
         params=params if constraint.is_free else await compiled(call, model, params),
         seed=seed,
-        n=request.n or 1,
-        max_tokens=max_tokens,
-        stop=stops,
+        n=request.n or request.n_cmpl or 1,
+        max_tokens=_max_tokens(request, call.settings.max_tokens),
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        include_stop=bool(request.include_stop_str_in_output),
         ignore_eos=bool(request.ignore_eos),
+        end_ids=ends,
+        special_tokens=request.skip_special_tokens is False,
+        max_seconds=seconds / 1000 if seconds is not None and seconds > 0 else None,
         reply=reply,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=n_top if echoes else None,
         progress=bool(request.return_progress and request.stream),
         key=call.key,
         draft_max=request.draft_max,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
+    return Prepared(generation, info, tuple(text for text, _ in prompts), n_top)
+
+
+def _texts(request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[list[tuple[str, list[int]]], Constraint]:
+    """Prompts and constraint of a text.
+
+    Work for the pool, as texts and schemas may be long.
+    """
+    constraint = completion_constraint(*schema_of(request))
+    return encoded_prompts(request, model, info), constraint
+
+
+def _n_top(request: ChatRequest | CompletionRequest) -> int | None:
+    """Number of most probable tokens to report, None for no log-probabilities."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs if request.logprobs is not None else request.n_probs or None
+    if request.logprobs:
+        return request.top_logprobs or request.n_probs or 0
+    if request.top_logprobs:
+        raise BadRequestError("top_logprobs: it needs logprobs", "top_logprobs")
+    return request.n_probs or None
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest, default: int | None) -> int | None:
+    """Limit of the tokens, None for none."""
+    given = [request.max_tokens, request.n_predict]
+    if isinstance(request, ChatRequest):
+        given.insert(0, request.max_completion_tokens)
+    found = next((n for n in given if n is not None), None)
+    if found is None:
+        return DEFAULT_MAX_TOKENS if default is None and isinstance(request, CompletionRequest) else default
+    if not found and not (isinstance(request, CompletionRequest) and (request.echo or request.max_tokens is None)):
+        raise BadRequestError("max_tokens: 0 is for echo of /v1/completions only", "max_tokens")
+    return found if found >= 0 else None
 
 
 def adapter_scales(given: Sequence[LoraScale], info: ModelInfo, name: str) -> AdapterScales:
@@ -79,18 +144,25 @@ def adapter_scales(given: Sequence[LoraScale], info: ModelInfo, name: str) -> Ad
 
 
 def sampling_params(
-    request: Sampling, model: Model, n_ctx: int, constraint: Constraint, n_probs: int = 0
+    settings: HttpSettings,
+    request: Sampling,
+    model: Model,
+    n_ctx: int,
+    constraint: Constraint,
+    n_probs: int = 0,
+    ends: Iterable[int] = (),
 ) -> SamplingParams:
-    """Sampling parameters of a request, with the file's defaults, else llama.cpp's.
+    """Sampling parameters of a request, else the server's, the file's or llama.cpp's.
 
-    Raises BadRequestError.
+    `ends` are tokens that end the text besides the model's own. Raises BadRequestError.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(settings.sampling)
     for name, field in SAMPLING_FIELDS.items():
-        value = getattr(request, name)
+        value = getattr(request, name, None)
         if value is not None:
             given[field] = value
-    given["logit_bias"] = _biases(request.logit_bias or {}, model.tokenizer.n_vocab)
+    given["logit_bias"] = _biases(request.logit_bias or {}, model)
+    given["end_token_ids"] = tuple(ends)
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after
     given["n_probs"] = n_probs
@@ -116,13 +188,22 @@ async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerC
         ) from None
 
 
-def _biases(biases: dict[str, float], n_vocab: int) -> dict[int, float]:
-    result = {}
-    for name, bias in biases.items():
-        token = int(name) if name.isascii() and name.isdecimal() and len(name) < 12 else -1
-        if not 0 <= token < n_vocab:
+def _biases(biases: Mapping[str, float] | Sequence[tuple[int | str, float]], model: Model) -> dict[int, float]:
+    """Biases by token id.
+
+    A text stands for its tokens, in an object unless it is a number; false forbids a token.
+    """
+    result, n_vocab = dict[int, float](), model.tokenizer.n_vocab
+    is_object = isinstance(biases, Mapping)
+    for name, bias in biases.items() if isinstance(biases, Mapping) else biases:
+        if isinstance(name, int) or (is_object and name.removeprefix("-").isdecimal()):
+            text = str(name)
+            tokens = [int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1]
+        else:
+            tokens = model.tokenizer.encode_run(name, continues=True)
+        if not all(0 <= token < n_vocab for token in tokens):
             raise BadRequestError(
                 f"logit_bias: {name!r} is not a token id from 0 to {n_vocab - 1}", "logit_bias", "invalid_value"
             )
-        result[token] = bias
+        result |= dict.fromkeys(tokens, -math.inf if bias is False else float(bias))
     return result

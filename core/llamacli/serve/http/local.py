@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -13,44 +15,46 @@ from llamacli.chat.formats import own_templates
 from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
-from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import as_dicts, chat_prompt, check_supported, codec_of, tools_as_dicts
+from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, default_variables, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
 from llamacli.serve.http.generation import adapter_scales, sampling_params
+from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
 from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
+from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.metrics import ModelStats
 from llamacli.serve.requests import ModelInfo
 from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 
-MAX_TEXT = 2 << 20
-"""Characters of a text to tokenize, more than contexts have; they take seconds."""
 
-
-async def tokenize(call: Call) -> None:
+async def tokenize(call: Call, request: TokenizeRequest) -> None:
     """Token ids of a text or of a conversation."""
-    request = await call.body(TokenizeRequest)
     info, model = await call.model(request.model)
-    tokens = await call.compute(_tokenized, request, model, call.settings.template)
+    tokens = await call.compute(_tokenized, request, model, call.settings)
     result: dict[str, Any] = {"tokens": tokens}
     if request.content is None:
         result |= {"count": len(tokens), "max_model_len": info.n_ctx}
     await call.respond(result)
 
 
-async def detokenize(call: Call) -> None:
+async def detokenize(call: Call, request: DetokenizeRequest) -> None:
     """Text of token ids, special tokens spelled.
 
     `prompt` is vLLM's name of it.
     """
-    request = await call.body(DetokenizeRequest)
     _, model = await call.model(request.model)
     try:
         text = await call.compute(model.tokenizer.decode, request.tokens, unparse_special=True)
     except InvalidRequestError as error:
         raise BadRequestError(f"tokens: {error}", "tokens") from None
     await call.respond({"content": text, "prompt": text})
+
+
+async def no_ranking(call: Call) -> None:
+    """Ranking, scores and classes of texts: not supported."""
+    raise NotSupportedError("models with a head for ranking or classes are not supported; /v1/embeddings has vectors")
 
 
 async def tokenizer_info(call: Call) -> None:
@@ -70,13 +74,10 @@ async def tokenizer_info(call: Call) -> None:
     await call.respond({**texts, "model_max_length": info.n_ctx, "chat_template": template})
 
 
-async def apply_template(call: Call) -> None:
+async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
-    body = await call.raw_body()
-    check_supported(body)
-    request = convert(body, ChatRequest)
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings.template)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -84,7 +85,8 @@ async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
     info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
-    params = attrs.asdict(sampling_params(Sampling(), model, n_ctx, FREE))
+    params = attrs.asdict(sampling_params(call.settings, Sampling(), model, n_ctx, FREE))
+    params["seed"] = -1 if call.settings.seed is None else call.settings.seed
     template = call.settings.template or own_templates(model.metadata).get("default", "")
     await call.respond(
         {
@@ -113,9 +115,8 @@ async def adapters(call: Call) -> None:
     await call.respond(_adapters(call.server.find_model(call.wanted_model)))
 
 
-async def set_adapters(call: Call) -> None:
+async def set_adapters(call: Call, given: list[LoraScale]) -> None:
     """Set the scales of LoRA adapters; those not listed get 0."""
-    given = await call.items(LoraScale)
     info = call.server.find_model(call.wanted_model)
     call.server.engine.set_adapters(info.name, adapter_scales(given, info, "body"))
     await call.respond({"success": True})
@@ -144,7 +145,7 @@ async def metrics(call: Call) -> None:
 
 
 async def slots(call: Call) -> None:
-    """Requests that run, with counts and without texts.
+    """Requests that run and idle slots, with counts and without texts.
 
     Off unless `--slots` is given.
     """
@@ -153,21 +154,22 @@ async def slots(call: Call) -> None:
     wanted = call.wanted_model
     shown = None if wanted is None else call.server.find_model(wanted).name
     stats = call.server.engine.stats()
+    contexts = {info.name: info.n_ctx for info in call.server.engine.models()}
     await call.respond(
         [
-            {"model": name, **attrs.asdict(slot), "is_processing": True}
+            {"model": name, "n_ctx": contexts.get(name), **slot, "id": i}
             for name, one in stats.models.items()
-            for slot in one.slots
             if shown in (None, name)
+            for i, slot in enumerate(_slots(one, call.settings.total_slots))
         ]
     )
 
 
-async def root(call: Call) -> None:
-    """Greeting at `/` of a server without a page."""
-    await call.respond_bytes(
-        b"llamacli is running; its API is described in /openapi.json\n", "text/plain; charset=utf-8"
-    )
+def _slots(model: ModelStats, n: int) -> Iterator[dict[str, Any]]:
+    """Running requests of a model, and idle slots up to `n`."""
+    running = [{**attrs.asdict(slot), "request_id": slot.id, "is_processing": True} for slot in model.slots]
+    yield from running
+    yield from itertools.repeat({"is_processing": False}, max(0, n - len(running)))
 
 
 def version() -> str:
@@ -178,25 +180,25 @@ def version() -> str:
         return "unknown"
 
 
-def _tokenized(request: TokenizeRequest, model: Model, template: str | None) -> list[Any]:
+def _tokenized(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[Any]:
     """Token ids of a request, or objects with their texts."""
-    ids = _ids(request, model, template)
+    ids = _ids(request, model, settings)
     if not request.with_pieces:
         return ids
     pieces = {token: _piece(model, token) for token in set(ids)}
     return [{"id": token, "piece": pieces[token]} for token in ids]
 
 
-def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+def _ids(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[int]:
     given = [text for text in (request.content, request.prompt, request.messages) if text is not None]
     if len(given) != 1:
         raise BadRequestError("give one of content, prompt and messages", "content", "missing_required_parameter")
     try:
         if request.messages is not None:
-            return _conversation(request, model, template)
+            return _conversation(request, model, settings)
         text = request.prompt if request.content is None else request.content
         assert text is not None
-        _expect_length(len(text), "content")
+        expect_length(len(text), "content")
         add_special = request.add_special if request.content is not None else request.add_special_tokens is not False
         parse_special = request.parse_special is not False  # the default of both
         return model.tokenizer.encode(text, add_special=bool(add_special), parse_special=parse_special)
@@ -204,26 +206,21 @@ def _ids(request: TokenizeRequest, model: Model, template: str | None) -> list[i
         raise BadRequestError(str(error), "content") from None
 
 
-def _conversation(request: TokenizeRequest, model: Model, template: str | None) -> list[int]:
+def _conversation(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[int]:
     messages = as_dicts(request.messages or ())
-    _expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
-    codec = codec_of(model, template, bool(request.tools))
+    expect_length(sum(len(message["content"]) for message in messages), "messages")  # rendering takes seconds too
+    codec = codec_of(model, settings.template, bool(request.tools))
     try:
         rendering = codec.render(
             messages,
             tools=tools_as_dicts(request.tools or ()),
+            variables=default_variables(settings, request.tools or ()),
             add_generation_prompt=request.add_generation_prompt is not False,
         )
     except ChatTemplateError as error:
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
-    _expect_length(len(rendering.text), "messages")
+    expect_length(len(rendering.text), "messages")
     return codec.encode(rendering)
-
-
-def _expect_length(n: int, name: str) -> None:
-    """Refuse a text of more than MAX_TEXT characters. Raises BadRequestError."""
-    if n > MAX_TEXT:
-        raise BadRequestError(f"{name}: it has {n} characters; {MAX_TEXT} are allowed", name, "invalid_value")
 
 
 def _piece(model: Model, token: int) -> str | list[int]:

@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamacli.serve.errors import HostError
 from llamacli.serve.http.access_log import AccessLine
-from llamacli.serve.http.errors import as_serve_error, headers_of, ollama_body, openai_body
+from llamacli.serve.http.errors import as_serve_error, error_body, headers_of
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
 
 MAX_REQUEST_ID = 128
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_EXPOSED = "x-request-id, retry-after"
+_EXPOSED = "x-request-id, retry-after, warning"
 _PREFLIGHT_S = "600"
 
 
@@ -160,7 +160,7 @@ async def send_response(send: Send, status: int, headers: dict[str, str], body: 
 
 async def send_error(scope: Scope, send: Send, error: Any) -> None:
     """Send an error in the dialect of the path."""
-    body = ollama_body(error) if scope["path"].startswith("/api/") else openai_body(error)
+    body = scope.get("state", {}).get("error_body", error_body(scope["path"]))(error)
     headers = {"content-type": "application/json", **headers_of(error)}
     await send_response(send, error.status, headers, to_json(body))
 

@@ -8,28 +8,25 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from llamacli.chat.constraints import completion_constraint
 from llamacli.chat.formats import own_templates
 from llamacli.chat.logprobs import chat_logprobs
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import codec_of
-from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.errors import ollama_body
-from llamacli.serve.http.generation import generation_request
-from llamacli.serve.http.openai.chat import prepared
-from llamacli.serve.http.openai.completions import encoded_prompts
+from llamacli.serve.http.generation import Prepared, prepared
 from llamacli.serve.http.openai.embeddings import embedded
 from llamacli.serve.http.replies import joined
 from llamacli.serve.http.schemas.chat import CallOfTool, ChatMessage, ChatRequest, FunctionCall
-from llamacli.serve.http.schemas.common import Generation, ResponseFormat, SchemaFormat
+from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.ollama import (
     SAMPLING,
     OllamaBase,
     OllamaChat,
     OllamaEmbed,
+    OllamaEmbeddings,
     OllamaGenerate,
     OllamaMessage,
     OllamaName,
@@ -41,7 +38,6 @@ from llamacli.serve.requests import (
     Event,
     Finished,
     FinishReason,
-    GenerationRequest,
     ModelInfo,
     TextDelta,
     ToolCallDelta,
@@ -53,9 +49,8 @@ _AT_ONCE = (0, "0", "0s", "0m", "0h")
 _TEXT_ONLY = "not supported, models read text only"
 
 
-async def chat(call: Call) -> None:
+async def chat(call: Call, request: OllamaChat) -> None:
     """Reply to a conversation, as JSON lines or whole."""
-    request = await call.body(OllamaChat)
     if not request.messages:
         await _load(call, request, "message")
         return
@@ -66,13 +61,11 @@ async def chat(call: Call) -> None:
         **_thinking(request),
     )
     await _check_context(call, request)
-    generation, info = await prepared(call, _with_limit(chat, request), _n_probs(request))
-    await _reply(call, request, generation, info, "message")
+    await _reply(call, request, await prepared(call, chat), "message")
 
 
-async def generate(call: Call) -> None:
+async def generate(call: Call, request: OllamaGenerate) -> None:
     """Continue a text, or reply to it by the model's chat template."""
-    request = await call.body(OllamaGenerate)
     if request.context:
         raise BadRequestError("context: it is not supported; use /api/chat", "context")
     if request.images:
@@ -83,25 +76,25 @@ async def generate(call: Call) -> None:
         await _load(call, request, "response")
         return
     await _check_context(call, request)
+    wanted: ChatRequest | CompletionRequest
     if request.raw or request.suffix or not await _has_template(call, request.model):
-        generation, info = await _completion(call, request)
+        wanted = CompletionRequest(
+            prompt=request.prompt, suffix=request.suffix, parse_special=request.raw, **_parameters(request)
+        )
+        wanted.max_tokens = wanted.max_tokens or -1  # no limit
     else:
         messages = [ChatMessage(role="user", content=request.prompt)]
         if request.system:
             messages.insert(0, ChatMessage(role="system", content=request.system))
-        chat = ChatRequest(messages=messages, **_parameters(request), **_thinking(request))
-        generation, info = await prepared(call, _with_limit(chat, request), _n_probs(request))
-    await _reply(call, request, generation, info, "response")
+        wanted = ChatRequest(messages=messages, **_parameters(request), **_thinking(request))
+    await _reply(call, request, await prepared(call, wanted), "response")
 
 
-async def embed(call: Call) -> None:
+async def embed(call: Call, request: OllamaEmbed) -> None:
     """Vectors of texts."""
-    request = await call.body(OllamaEmbed)
-    if request.dimensions is not None:
-        raise BadRequestError("dimensions: the size of vectors is the model's", "dimensions")
     started = time.monotonic_ns()
     texts: Prompt = request.input if isinstance(request.input, str) else list(request.input)
-    reply, info = await embedded(call, request.model, texts)
+    reply, info = await embedded(call, request.model, texts, request.dimensions, -1 if request.truncate else None)
     await call.respond(
         {
             "model": info.name,
@@ -111,6 +104,12 @@ async def embed(call: Call) -> None:
             "prompt_eval_count": reply.usage.prompt,
         }
     )
+
+
+async def embeddings(call: Call, request: OllamaEmbeddings) -> None:
+    """Vector of one text, in the older form."""
+    reply, _ = await embedded(call, request.model, request.prompt)
+    await call.respond({"embedding": reply.vectors[0].tolist()})
 
 
 async def tags(call: Call) -> None:
@@ -128,19 +127,22 @@ async def running(call: Call) -> None:
     await call.respond({"models": models})
 
 
-async def show(call: Call) -> None:
+async def show(call: Call, request: OllamaName) -> None:
     """Metadata and template of a model."""
-    request = await call.body(OllamaName)
     info, model = await call.model(request.model or request.name)
     metadata = {
         key: value
         for key in model.metadata
         if isinstance(value := model.metadata.get(key), str | int | float) and key != "tokenizer.chat_template"
     }
-    capabilities = ["completion", *(["embedding"] if info.embeds else [])]
+    capabilities = ["completion"]
+    capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
     template = call.settings.template or own_templates(model.metadata).get("default", "")
-    if template and (await call.server.run(codec_of, model, call.settings.template, False)).template.takes_tools():
-        capabilities.append("tools")
+    if template:
+        codec = await call.server.run(codec_of, model, call.settings.template, False)
+        capabilities += ["tools"] * codec.template.takes_tools()
+        markers = filter(None, codec.syntax.reasoning_markers(""))
+        capabilities += ["thinking"] * any(marker in codec.template.source for marker in markers)
     await call.respond(
         {
             "modelfile": "",
@@ -188,7 +190,15 @@ def _parameters(request: OllamaBase) -> dict[str, Any]:
     options = request.options or OllamaOptions()
     given = {name: getattr(options, name) for name in (*SAMPLING, "stop")}
     seed = options.seed if options.seed is not None and options.seed >= 0 else None
-    return {**given, "seed": seed, "model": request.model, "response_format": _format(request.format)}
+    n = options.num_predict
+    return {
+        **given,
+        "seed": seed,
+        "model": request.model,
+        "response_format": _format(request.format),
+        "max_tokens": n if n is not None and n > 0 else None,
+        "n_probs": max(1, request.top_logprobs or 0) if request.logprobs else None,
+    }
 
 
 def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
@@ -203,20 +213,6 @@ def _thinking(request: OllamaBase) -> dict[str, Any]:
     if isinstance(request.think, bool):
         return {"enable_thinking": request.think}
     return {"reasoning_effort": request.think} if request.think else {}
-
-
-def _max_tokens(request: OllamaBase) -> int | None:
-    n = request.options.num_predict if request.options is not None else None
-    return n if n is not None and n > 0 else None
-
-
-def _with_limit(chat: ChatRequest, request: OllamaBase) -> ChatRequest:
-    chat.max_completion_tokens = _max_tokens(request)
-    return chat
-
-
-def _n_probs(request: OllamaBase) -> int:
-    return max(1, request.top_logprobs or 0) if request.logprobs else 0
 
 
 async def _check_context(call: Call, request: OllamaBase) -> None:
@@ -239,27 +235,6 @@ async def _has_template(call: Call, name: str) -> bool:
     except BadRequestError:
         return False
     return True
-
-
-async def _completion(call: Call, request: OllamaGenerate) -> tuple[GenerationRequest, ModelInfo]:
-    prompt = request.prompt or ""
-    completion = CompletionRequest(prompt=prompt, suffix=request.suffix, parse_special=request.raw)
-    info, model = await call.model(request.model)
-    prompts = await call.compute(encoded_prompts, completion, model, info)
-    parameters = _parameters(request)
-    wanted: ResponseFormat | None = parameters.pop("response_format")
-    schema, grammar = await call.server.run(schema_of, wanted, None, None)
-    generation = await generation_request(
-        call,
-        Generation(**parameters),
-        info,
-        model,
-        [ids for _, ids in prompts],
-        constraint=completion_constraint(schema, grammar),
-        n_probs=_n_probs(request),
-        max_tokens=_max_tokens(request),
-    )
-    return generation, info
 
 
 async def _load(call: Call, request: OllamaBase, kind: str) -> None:
@@ -288,11 +263,11 @@ async def _load(call: Call, request: OllamaBase, kind: str) -> None:
 # --- responses
 
 
-async def _reply(call: Call, request: OllamaBase, generation: GenerationRequest, info: ModelInfo, kind: str) -> None:
-    async with call.run(generation) as events:
-        shapes = _Shapes(request, info, kind)
+async def _reply(call: Call, request: OllamaBase, made: Prepared, kind: str) -> None:
+    async with call.run(made.generation) as events:
+        shapes = _Shapes(request, made.info, kind)
         if request.stream is False:
-            await call.respond(shapes.whole(await joined(events, generation, 1)))
+            await call.respond(shapes.whole(await joined(events, made.generation, 1)))
             return
         async with call.stream(NDJSON_HEADERS, lambda error: line(ollama_body(error))) as write:
             async for one in events:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from llamacli.serve.http.local import version
-from llamacli.serve.http.routes import ApiRoute
+from llamacli.serve.http.routes import ApiRoute, loaded
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _ERROR = {
@@ -41,13 +41,13 @@ _OLLAMA_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, 
 def description(routes: Iterable[ApiRoute]) -> dict[str, Any]:
     """OpenAPI 3.1 document."""
     routes = list(routes)
-    kinds = list(dict.fromkeys(route.schema for route in routes if route.schema is not None))
+    kinds = list(dict.fromkeys(kind for route in routes if (kind := loaded(route.handler)[1]) is not None))
     references, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schemas: dict[Any, Any] = dict(zip(kinds, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         for path in route.paths:
-            operation = _operation(route, path, schemas.get(route.schema))
+            operation = _operation(route, path, schemas.get(loaded(route.handler)[1]))
             paths.setdefault(_PARAMETER.sub(r"{\1}", path), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -66,7 +66,7 @@ def _operation(route: ApiRoute, path: str, schema: Any) -> dict[str, Any]:
     content: dict[str, Any] = {_content_type(route): {}}
     if route.streams:
         content["application/x-ndjson" if is_ollama else "text/event-stream"] = {}
-    lines = (inspect.getdoc(route.handler) or "").splitlines()
+    lines = (inspect.getdoc(loaded(route.handler)[0]) or "").splitlines()
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
         "summary": lines[0] if lines else "",

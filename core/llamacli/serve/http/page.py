@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
@@ -53,6 +54,8 @@ class Page:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)
         content_type = TYPES.get(PurePosixPath(scope["path"]).suffix)
 
         async def send_with_headers(message: Message) -> None:

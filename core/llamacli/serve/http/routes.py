@@ -1,41 +1,44 @@
 """Routes of the API, as data.
 
-The app and its OpenAPI description are made of them.
+The app and its OpenAPI description are made of them. Modules of handlers are imported when a request needs them.
 """
 
 from __future__ import annotations
 
-import attrs
-import msgspec
+import functools
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import Any, get_type_hints
 
-from llamacli.serve.http import local, ollama
-from llamacli.serve.http.call import Handler
-from llamacli.serve.http.openai import chat, completions, embeddings, models, responses
-from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.http.schemas.common import LoraScale
-from llamacli.serve.http.schemas.completions import CompletionRequest, EmbeddingsRequest
-from llamacli.serve.http.schemas.local import DetokenizeRequest, TokenizeRequest
-from llamacli.serve.http.schemas.ollama import OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
-from llamacli.serve.http.schemas.responses import ResponsesRequest
+import attrs
+
+Handler = Callable[..., Awaitable[None]]
+
+APIS = "llamacli.apis"
+"""Group of entry points: sequences of further routes."""
+
+_HERE = __name__.rpartition(".")[0]
 
 
 @attrs.frozen
 class ApiRoute:
     """Route of the API.
 
-    `paths` are equal to each other. `schema` is that of the body. `streams` is true if the response may be a stream of
-    events. `public` ones need no key. `for_model` ones take the query parameter `model`. `queued` ones
-    are refused before their body is read while the queue is full.
+    `paths` are equal to each other. `handler` is a function of a `Call` or, as text, `module:function`; its second
+    parameter, where it has one, is annotated with the schema of the body, which may be `list[schema]`. `streams` is
+    true if the response may be a stream of events. `public` ones need no key. `for_model` ones take the query parameter
+    `model`. `queued` ones are refused before their body is read while the queue is full. `error_body` makes the body of
+    an error; None is the form of the path's API.
     """
 
     method: str
     paths: tuple[str, ...]
-    handler: Handler
-    schema: type[msgspec.Struct] | type[list[LoraScale]] | None = None
+    handler: Handler | str
     streams: bool = False
     public: bool = False
     for_model: bool = False
     queued: bool = False
+    error_body: Callable[[Any], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -43,37 +46,71 @@ class ApiRoute:
         return self.paths[0]
 
 
-def _versioned(path: str) -> tuple[str, ...]:
-    return f"/v1{path}", path
+@functools.cache
+def loaded(handler: Handler | str) -> tuple[Handler, Any]:
+    """Import a handler; returns it and its body's schema, or None."""
+    found: Any = handler
+    if isinstance(handler, str):
+        module, _, name = handler.partition(":")
+        found = getattr(import_module(module), name)
+    hints = [hint for name, hint in get_type_hints(found).items() if name != "return"]
+    return found, hints[1] if len(hints) > 1 else None
+
+
+def _route(method: str, paths: str, handler: str, **flags: Any) -> ApiRoute:
+    """Route of a handler in this package.
+
+    Paths have blanks between; `*` stands for both `/v1` and nothing.
+    """
+    split = [path for each in paths.split() for path in ([f"/v1{each[1:]}", each[1:]] if each[0] == "*" else [each])]
+    return ApiRoute(method, tuple(split), f"{_HERE}.{handler}", **flags)
+
+
+def _generates(paths: str, handler: str) -> ApiRoute:
+    return _route("POST", paths, handler, streams=True, queued=True)
 
 
 ROUTES = (
-    ApiRoute("POST", _versioned("/chat/completions"), chat.chat_completions, ChatRequest, streams=True, queued=True),
-    ApiRoute("POST", _versioned("/completions"), completions.completions, CompletionRequest, streams=True, queued=True),
-    ApiRoute("POST", _versioned("/responses"), responses.responses, ResponsesRequest, streams=True, queued=True),
-    ApiRoute("POST", _versioned("/embeddings"), embeddings.embeddings, EmbeddingsRequest, queued=True),
-    ApiRoute("GET", _versioned("/models"), models.models),
-    ApiRoute("GET", _versioned("/models/{name:path}"), models.model),
-    ApiRoute("POST", ("/tokenize",), local.tokenize, TokenizeRequest),
-    ApiRoute("POST", ("/detokenize",), local.detokenize, DetokenizeRequest),
-    ApiRoute("GET", ("/tokenizer_info",), local.tokenizer_info, for_model=True),
-    ApiRoute("POST", ("/apply-template",), local.apply_template, ChatRequest),
-    ApiRoute("GET", ("/props",), local.props, for_model=True),
-    ApiRoute("GET", ("/slots",), local.slots, for_model=True),
-    ApiRoute("GET", ("/lora-adapters",), local.adapters, for_model=True),
-    ApiRoute("POST", ("/lora-adapters",), local.set_adapters, list[LoraScale], for_model=True),
-    ApiRoute("GET", ("/metrics",), local.metrics),
-    ApiRoute("GET", ("/health", "/v1/health"), local.health, public=True),
-    ApiRoute("POST", ("/api/chat",), ollama.chat, OllamaChat, streams=True, queued=True),
-    ApiRoute("POST", ("/api/generate",), ollama.generate, OllamaGenerate, streams=True, queued=True),
-    ApiRoute("POST", ("/api/embed",), ollama.embed, OllamaEmbed, queued=True),
-    ApiRoute("GET", ("/api/tags",), ollama.tags),
-    ApiRoute("POST", ("/api/show",), ollama.show, OllamaName),
-    ApiRoute("GET", ("/api/ps",), ollama.running),
-    ApiRoute("GET", ("/api/version",), ollama.version),
-    ApiRoute("POST", ("/api/create",), ollama.not_supported),
-    ApiRoute("POST", ("/api/copy",), ollama.not_supported),
-    ApiRoute("POST", ("/api/pull",), ollama.not_supported),
-    ApiRoute("POST", ("/api/push",), ollama.not_supported),
-    ApiRoute("DELETE", ("/api/delete",), ollama.not_supported),
+    _generates("*/chat/completions", "openai.chat:chat_completions"),
+    _generates("/v1/completions", "openai.completions:completions"),
+    _generates("/completion /completions", "llamacpp:completion"),
+    _generates("/infill", "llamacpp:infill"),
+    _route("POST", "*/chat/completions/input_tokens", "llamacpp:chat_tokens"),
+    _route("POST", "*/responses/input_tokens", "llamacpp:response_tokens"),
+    _generates("*/responses", "openai.responses:responses"),
+    _route("POST", "/v1/embeddings", "openai.embeddings:embeddings", queued=True),
+    _route("POST", "/embedding /embeddings", "llamacpp:embedding", queued=True),
+    _generates("/v1/messages", "anthropic:messages"),
+    _route("POST", "/v1/messages/count_tokens", "anthropic:count_tokens"),
+    _route("GET", "*/models", "openai.models:models"),
+    _route("POST", "/models/load", "openai.models:load"),
+    _route("POST", "/models/unload", "openai.models:unload"),
+    _route("GET", "*/models/{name:path}", "openai.models:model"),
+    _route("POST", "/rerank /reranking /v1/rerank /v1/reranking /v2/rerank", "local:no_ranking"),
+    _route("POST", "/score /v1/score /pooling /classify", "local:no_ranking"),
+    _route("POST", "/tokenize", "local:tokenize"),
+    _route("POST", "/detokenize", "local:detokenize"),
+    _route("GET", "/tokenizer_info", "local:tokenizer_info", for_model=True),
+    _route("POST", "/apply-template", "local:apply_template"),
+    _route("GET", "/props", "local:props", for_model=True),
+    _route("POST", "/props", "llamacpp:set_props"),
+    _route("GET", "/slots", "local:slots", for_model=True),
+    _route("POST", "/slots/{id}", "llamacpp:slot_action"),
+    _route("GET", "/lora-adapters", "local:adapters", for_model=True),
+    _route("POST", "/lora-adapters", "local:set_adapters", for_model=True),
+    _route("GET", "/metrics", "local:metrics"),
+    _route("GET", "/health /v1/health", "local:health", public=True),
+    _generates("/api/chat", "ollama:chat"),
+    _generates("/api/generate", "ollama:generate"),
+    _route("POST", "/api/embed", "ollama:embed", queued=True),
+    _route("POST", "/api/embeddings", "ollama:embeddings", queued=True),
+    _route("GET", "/api/tags", "ollama:tags"),
+    _route("POST", "/api/show", "ollama:show"),
+    _route("GET", "/api/ps", "ollama:running"),
+    _route("GET", "/api/version", "ollama:version"),
+    _route("POST", "/api/create", "ollama:not_supported"),
+    _route("POST", "/api/copy", "ollama:not_supported"),
+    _route("POST", "/api/pull", "ollama:not_supported"),
+    _route("POST", "/api/push", "ollama:not_supported"),
+    _route("DELETE", "/api/delete", "ollama:not_supported"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -24,7 +25,11 @@ class HttpSettings:
     - `schema_timeout`: seconds for compiling a grammar or schema.
     - `ping_interval`: seconds of silence after which a stream of events gets a comment.
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
+    - `sampling`, `seed`, `max_tokens`: sampling parameters, seed and limit of the tokens of a text for requests without
+      them; None is a random seed, and no limit of the server's own.
+    - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
     - `any_model`: answer requests for unknown models with the first.
+    - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`.
     - `llamacpp_metrics`: repeat metrics under llama-server's names.
     - `log_texts`: log the bodies of requests.
@@ -45,7 +50,12 @@ class HttpSettings:
     schema_timeout: float = 5.0
     ping_interval: float = 15.0
     template: str | None = None
+    sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    seed: int | None = None
+    max_tokens: int | None = None
+    reasoning: bool = True
     any_model: bool = False
+    strict: bool = False
     slots: bool = False
     llamacpp_metrics: bool = False
     log_texts: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,14 +37,7 @@ def chain_hashes(tokens: Sequence[int], chain: Sequence[bytes] = (), salt: bytes
 
 def n_matched(hashes: Sequence[bytes], held: frozenset[bytes]) -> int:
     """Number of first blocks that are held; a binary search."""
-    low, high = 0, len(hashes)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if hashes[middle - 1] in held:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect.bisect_left(hashes, True, key=lambda block: block not in held)
 
 
 class ChainCache:

@@ -70,16 +70,10 @@ class RayEngine:
         threads = settings.threads or max(1, int(cpus))
         limits = attrs.evolve(self._settings, max_per_key=None, models_max=1, idle_unload=None, threads=threads)
         self._setup = Setup(
-            self._model.identity,
-            str(source.path.resolve()),
-            source.name,
-            attrs.asdict(limits, recurse=False),
-            cpus,
-            cluster.replicas,
-            shutdown_timeout,
-            tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters),
-            source.draft == MTP,
-        )
+            self._model.identity, str(source.path.resolve()), source.name, attrs.asdict(limits, recurse=False), cpus,
+            cluster.replicas, shutdown_timeout,
+            tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters), source.draft == MTP,
+        )  # fmt: skip
         self._limits = limits
         self._ingress = secrets.token_hex(8)
         self._view = view_of(cluster.app, self._ingress)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamacli.parts import COMMON_KEYS, base_name
-from llamacli.testing.scaffold.description import Description, Shape
+from llamacli.testing.scaffold.description import Description
 
 _REQUIRED = {
     "context_length": "context_length", "embedding_length": "n_embd", "block_count": "n_layer",
@@ -52,7 +52,9 @@ class Declarations:
     def __init__(self, description: Description, class_name: str):
         self.description, self._class = description, class_name
         keys = description.keys
-        self.own = {key: _field(key) for key in keys if self._is_own(key) and not key.startswith("tokenizer.")}
+        self.own = {
+            key: re.sub(r"\W", "_", key) for key in keys if self._is_own(key) and not key.startswith("tokenizer.")
+        }
         self.has_rope = "position_embd.weight" not in description.shapes
         self.layer_norm = "attention.layer_norm_epsilon" in keys
         self.n_layer = description.n_layer
@@ -63,10 +65,10 @@ class Declarations:
         value = self.description.keys[key]
         if key == "attention.value_length":
             return bool(value != self.description.keys.get("attention.key_length", value))
-        return key not in COMMON_KEYS or (isinstance(value, list) and len(value) == self.description.n_layer)
+        return key not in COMMON_KEYS or self._is_by_layer(value)
 
     def _is_by_layer(self, value: Any) -> bool:
-        return isinstance(value, list) and len(value) == self.n_layer
+        return isinstance(value, list) and len(value) == self.description.n_layer
 
     def _int(self, key: str, default: int) -> int:
         value = self.description.keys.get(key, default)
@@ -86,11 +88,8 @@ class Declarations:
         }  # fmt: skip
         own = {field: self.description.keys[key] for key, field in self.own.items()}
         numbers = {f"c.{field}": value for field, value in own.items() if type(value) is int and value > 1}
-        sizes |= numbers | {
-            "c.n_head": n_head,
-            "c.n_head_kv": n_head_kv,
-            "c.context_length": self._int("context_length", 0),
-        }
+        sizes |= numbers | {"c.n_head": n_head, "c.n_head_kv": n_head_kv}
+        sizes |= {"c.context_length": self._int("context_length", 0)}
         sizes |= {"n_q + 2 * n_kv": n_q + 2 * n_kv, "2 * c.n_ff": 2 * n_ff, "2 * n_q": 2 * n_q}
         rope_dims = self._int("rope.dimension_count", head_dim)
         sizes |= {"c.rope.n_dims // 2": rope_dims // 2} if self.has_rope else {}
@@ -125,14 +124,12 @@ class Declarations:
 
     def _size_by_block(self, sizes: Mapping[int, int]) -> str:
         """Expression in `i` of sizes by block."""
-        lists = {
-            key: value for key, value in self.description.keys.items() if key in self.own and isinstance(value, list)
-        }
         candidates: dict[str, dict[int, Any]] = {}
-        for key, value in lists.items():
-            if len(value) == self.n_layer and type(value[0]) is int:
-                item = f"c.{self.own[key]}[i]"
-                head_dim, n_q = self.sizes.get("c.head_dim", 1), self.sizes.get("n_q", 0)
+        head_dim, n_q = self.sizes.get("c.head_dim", 1), self.sizes.get("n_q", 0)
+        for key, field in self.own.items():
+            value = self.description.keys[key]
+            if self._is_by_layer(value) and type(value[0]) is int:
+                item = f"c.{field}[i]"
                 for text, factor, start in (
                     (item, 1, 0), (f"{item} * c.head_dim", head_dim, 0), (f"2 * {item}", 2, 0),
                     (f"n_q + 2 * {item} * c.head_dim", 2 * head_dim, n_q),
@@ -193,12 +190,9 @@ class Declarations:
         value = self.description.keys[key]
         quoted = f'f"{{self.name}}.{key}"'
         if isinstance(value, list):
+            kind = type(value[0]).__name__ if value and isinstance(value[0], bool | float) else "int"
             length = "n_layer" if self._is_by_layer(value) else str(len(value))
-            if value and isinstance(value[0], bool):
-                return f"metadata.get_bools({quoted}, {length})"
-            if value and isinstance(value[0], float):
-                return f"metadata.get_floats({quoted}, {length})"
-            return f"metadata.get_ints({quoted}, {length}, minimum=0)"
+            return f"metadata.get_{kind}s({quoted}, {length}{', minimum=0' if kind == 'int' else ''})"
         minimum = ", minimum=0" if type(value) is int else ""
         return f"metadata.get_{type(value).__name__}({quoted}{minimum})"
 
@@ -209,12 +203,14 @@ class Declarations:
         indent = " " * 8
         yield f"{indent}c, table = config, TensorTable()"
         yield f"{indent}n_q, n_kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim"
-        for name in [name for name in self.description.shapes if not name.startswith("blk.")]:
-            yield from self._added("table", name, name, self.description.shapes, indent)
+        outside = [name for name in self.description.shapes if not name.startswith("blk.")]
+        for name in outside:
+            shape = self._shape(name, self.description.shapes[name])
+            yield from _added(f"{indent}table", name, shape, frozenset(outside))
         if not self.n_layer:
             yield f"{indent}return table"
             return
-        lines = list(self._block_tensors(indent))
+        lines = list(self._block_tensors(f"{indent}    "))
         numbered = any(re.search(r"\bi\b", line) for line in lines)
         yield f"{indent}for {'i' if numbered else '_'} in range(c.n_layer):"
         yield f"{indent}    block = table.block()"
@@ -224,36 +220,12 @@ class Declarations:
     def _block_tensors(self, indent: str) -> Iterator[str]:
         """Lines that add the tensors of block `i`."""
         for condition, names in self.groups():
-            inner = f"{indent}    "
             if condition:
-                yield f"{inner}if {condition}:"
-                inner += "    "
+                yield f"{indent}if {condition}:"
             for name in names:
-                full = f"blk.{min(self.description.layers(name))}.{name}"
-                block = {f"{name}": self.description.shapes[full], **self._companions(full, name)}
-                yield from self._added("block", name, name, block, inner)
-
-    def _companions(self, full: str, name: str) -> dict[str, Shape]:
-        prefix = full.removesuffix(name)
-        stem = name.rpartition(".")[0]
-        wanted = (f"{stem}.bias", f"{stem}.weight")
-        return {
-            other: self.description.shapes[prefix + other]
-            for other in wanted
-            if prefix + other in self.description.shapes
-        }
-
-    def _added(self, table: str, name: str, key: str, shapes: Mapping[str, Shape], indent: str) -> Iterator[str]:
-        """Line that adds a tensor; a bias is added with its weight."""
-        stem, _, kind = name.rpartition(".")
-        if kind == "bias" and f"{stem}.weight" in shapes:
-            return
-        shape = self._shape(name, shapes[key]) if table == "table" else self._shape_in_blocks(name)
-        if kind == "weight" and stem and "." not in stem:
-            bias = ", needs_bias=True" if f"{stem}.bias" in shapes else ""
-            yield f'{indent}{table}.add("{stem}"{shape}{bias})'
-        else:
-            yield f'{indent}{table}.add_tensor("{name}"{shape})'
+                have = self.description.names(min(self.description.layers(name)))
+                table = f"{indent}{'    ' if condition else ''}block"
+                yield from _added(table, name, self._shape_in_blocks(name), have)
 
     def groups(self) -> list[tuple[str, list[str]]]:
         """Conditions on layers, "" for all, with the tensors there."""
@@ -287,8 +259,13 @@ class Declarations:
         return next(fitting, f"i in {sorted(layers)}")
 
 
-def _field(key: str) -> str:
-    return re.sub(r"\W", "_", key)
+def _added(table: str, name: str, shape: str, have: frozenset[str]) -> Iterator[str]:
+    """Line that adds a tensor; a bias is added with its weight."""
+    stem, _, kind = name.rpartition(".")
+    if kind == "weight" and stem and "." not in stem:
+        yield f'{table}.add("{stem}"{shape}{", needs_bias=True" if f"{stem}.bias" in have else ""})'
+    elif kind != "bias" or f"{stem}.weight" not in have:
+        yield f'{table}.add_tensor("{name}"{shape})'
 
 
 def _type(value: Any) -> str:

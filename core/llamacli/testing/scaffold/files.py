@@ -6,7 +6,6 @@ import importlib.resources
 import json
 import keyword
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,7 +16,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.testing.scaffold.declarations import Declarations
 from llamacli.testing.scaffold.description import Description
 from llamacli.testing.scaffold.forward import Forward
-from llamacli.testing.scaffold.tiny_keys import tiny_keys
+from llamacli.testing.tiny import KEYS
 
 _INERT = '''
 INERT = ["*.attn_k.bias"]
@@ -50,6 +49,7 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
 def _contents(name: str, module: str, description: Description, from_file: bool) -> dict[str, str]:
     class_name = "".join(part.capitalize() for part in module.split("_"))
     code = Declarations(description, class_name)
+    tiny_keys = [f"    {json.dumps(key)}: {_source(value)}," for key, value in _tiny_keys(code).items()]
     values = {
         "name": name,
         "module": module,
@@ -58,7 +58,7 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         "inert": "" if code.has_rope else _INERT,
         "options": "" if code.has_rope else ", inert=INERT",
         "names": "VARIANTS" if code.has_rope else "INERT, VARIANTS",
-        "tiny_keys": _dict(tiny_keys(code)),
+        "tiny_keys": "\n".join(["{", *tiny_keys, "}"]),
         "fields": "\n".join(code.fields()),
         "configure": "\n".join(code.configure()),
         "tensors": "\n".join(code.tensors()),
@@ -93,13 +93,51 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
     return files
 
 
-def _dict(values: Mapping[str, Any]) -> str:
-    return "\n".join(["{", *(f"    {json.dumps(key)}: {_source(value)}," for key, value in values.items()), "}"])
-
-
 def _source(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_source, value))}]"
     if isinstance(value, str):
         return json.dumps(value)
     return str(np.float32(value)) if isinstance(value, float) else repr(value)
+
+
+_TINY = {"feed_forward_length": 32, "expert_count": 8, "expert_used": 2, "sliding_window": 8, "rank": 16, "inner": 64}
+"""Sizes of tiny files, by a part of the key."""
+
+
+def _tiny_keys(declarations: Declarations) -> dict[str, Any]:
+    """Keys of tiny files: sizes are made small, everything else is kept."""
+    description = declarations.description
+    keys, n_layer = description.keys, _n_layer(description)
+    tiny: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key == "vocab_size":
+            continue
+        if key in ("attention.key_length", "attention.value_length"):
+            tiny[key] = 16
+        elif key == "rope.dimension_count":
+            head_dim = declarations.sizes.get("c.head_dim", value)
+            tiny[key] = max(2, 16 * int(value) // head_dim // 2 * 2)
+        elif isinstance(value, list) and len(value) == keys.get("block_count"):
+            tiny[key] = [min(item, 16) if type(item) is int else item for item in value[:n_layer]]
+        elif isinstance(value, list) and key.endswith("sections"):
+            tiny[key] = [max(int(item > 0), item * 8 // max(1, sum(value))) for item in value]
+        elif key in KEYS:
+            tiny[key] = min(value, KEYS[key]) if isinstance(value, int) else value
+        elif type(value) is int:
+            tiny[key] = min(value, next((size for name, size in _TINY.items() if name in key), 4))
+        else:
+            tiny[key] = value
+    heads, heads_kv = keys.get("attention.head_count"), keys.get("attention.head_count_kv")
+    if heads is not None and heads == heads_kv:
+        tiny["attention.head_count_kv"] = tiny["attention.head_count"]
+    absent = {key: None for key in KEYS if key not in keys}
+    return tiny | {"block_count": n_layer} | absent
+
+
+def _n_layer(description: Description) -> int:
+    """Number of layers that shows each kind of block."""
+    kinds = [description.names(i) for i in range(description.n_layer)]
+    last_new = max((i for i, kind in enumerate(kinds) if kind not in kinds[:i]), default=0)
+    intervals = [v for k, v in description.keys.items() if "interval" in k and type(v) is int]
+    return min(8, max(2, last_new + 1, *intervals, 0))

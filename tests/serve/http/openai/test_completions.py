@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from llamacli.serve.http.openai.completions import as_prompts
+from llamacli.serve.http.prompts import as_prompts
 from llamacli.serve.requests import Admitted, Done, Finished, PromptLogprobs, TextDelta, Timings, TokenLogprob, Usage
 
 DONE = Done(Usage(3, 0, 1), Timings(0.0, 0.1, 0.1))
@@ -110,7 +110,7 @@ def test_stream_of_scores(http, fake) -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["a"] * 65}, "prompt"),
-        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
         ({"prompt": [2048]}, "prompt"),
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": "a", "best_of": 3}, "best_of"),

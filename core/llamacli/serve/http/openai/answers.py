@@ -10,10 +10,11 @@ from typing import Any
 from llamacli.chat import openai
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
+from llamacli.serve.http.generation import Prepared
 from llamacli.serve.http.replies import Choice, Reply, joined, llamacpp_progress, llamacpp_timings, openai_usage
 from llamacli.serve.http.schemas.common import Generation
 from llamacli.serve.http.sse import DONE, event
-from llamacli.serve.requests import Done, Event, Finished, GenerationRequest, ModelInfo, PromptProgress
+from llamacli.serve.requests import Done, Event, Finished, PromptProgress
 
 
 class Shapes(abc.ABC):
@@ -26,11 +27,10 @@ class Shapes(abc.ABC):
     key: str
     end: Any
 
-    def __init__(
-        self, request: Generation, generation: GenerationRequest, info: ModelInfo, kinds: tuple[str, str, str]
-    ):
+    def __init__(self, request: Generation, made: Prepared, kinds: tuple[str, str, str]):
         prefix, whole, chunk = kinds
-        self._generation, self._timed_out = generation, False
+        generation, info = made.generation, made.info
+        self._generation, self._n_top, self._timed_out = generation, made.n_top, False
         self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         self._has_timings = bool(request.timings_per_token)
         begin = {"id": f"{prefix}-{generation.id}", **({"object": whole} if whole == chunk else {})}

@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llamacli.errors import TokenizerError
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.openai.completions import as_prompts, checked_ids
+from llamacli.serve.http.prompts import as_prompts, encoded, truncated
 from llamacli.serve.http.replies import Reply, joined
 from llamacli.serve.http.schemas.completions import MAX_INPUTS, EmbeddingsRequest, Prompt
 from llamacli.serve.http.sse import to_json
@@ -22,17 +21,14 @@ from llamacli.serve.requests import EmbeddingRequest, ModelInfo
 FORMATS = ("float", "base64")
 
 
-async def embeddings(call: Call) -> None:
+async def embeddings(call: Call, request: EmbeddingsRequest) -> None:
     """Vectors of texts."""
-    request = await call.body(EmbeddingsRequest)
     encoding = request.encoding_format or "float"
     if encoding not in FORMATS:
         raise BadRequestError(
             f"encoding_format is {encoding!r}; it must be one of {', '.join(FORMATS)}", "encoding_format"
         )
-    if request.dimensions is not None:
-        raise BadRequestError("dimensions: the size of vectors is the model's", "dimensions", "unsupported_parameter")
-    reply, info = await embedded(call, request.model, request.input)
+    reply, info = await embedded(call, request.model, request.input, request.dimensions, request.truncate_prompt_tokens)
     body = await call.server.run(_body, reply, info, encoding)
     await call.respond_bytes(body, "application/json")
 
@@ -50,12 +46,20 @@ def _body(reply: Reply, info: ModelInfo, encoding: str) -> bytes:
     return to_json({"object": "list", "data": data, "model": info.name, "usage": usage})
 
 
-async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, ModelInfo]:
-    """Vectors of texts, in a reply of the engine, and the model."""
+async def embedded(
+    call: Call, name: str | None, texts: Prompt, dimensions: int | None = None, limit: int | None = None
+) -> tuple[Reply, ModelInfo]:
+    """Vectors of texts, in a reply of the engine, and the model.
+
+    With `dimensions` the first numbers of each, as a vector of length 1 (Matryoshka embeddings); `limit` as in
+    `truncated`.
+    """
     info, model = await call.model(name)
     if not info.embeds:
         raise NotSupportedError(f"the model {info.name!r} has no embeddings")
-    inputs = await call.compute(_ids, texts, model, info)
+    if dimensions is not None and dimensions > model.config.n_embd:
+        raise BadRequestError(f"dimensions: vectors have {model.config.n_embd} numbers", "dimensions")
+    inputs = await call.compute(_ids, texts, model, info, limit)
     request = EmbeddingRequest(
         id=call.request_id,
         model=info.name,
@@ -64,25 +68,21 @@ async def embedded(call: Call, name: str | None, texts: Prompt) -> tuple[Reply, 
         adapters=info.adapter_scales,
     )
     async with call.run(request) as events:
-        return await joined(events, None, 0), info
+        reply = await joined(events, None, 0)
+    if dimensions is not None:
+        for i, vector in reply.vectors.items():
+            first = vector[:dimensions]
+            reply.vectors[i] = first / max(float(np.linalg.norm(first)), float(np.finfo(np.float32).tiny))
+    return reply, info
 
 
-def _ids(texts: Prompt, model: Model, info: ModelInfo) -> list[list[int]]:
+def _ids(texts: Prompt, model: Model, info: ModelInfo, limit: int | None) -> list[list[int]]:
     inputs = as_prompts(texts, "input", MAX_INPUTS)
-    for text in inputs:
-        expect_room([text], model, info)
-    return [_encode(text, model) for text in inputs]
-
-
-def _encode(text: str | list[int], model: Model) -> list[int]:
-    if text == "":
-        raise BadRequestError("input: a text is empty", "input")
-    if not isinstance(text, str):
-        return checked_ids(text, model, "input")
-    try:
-        return checked_ids(model.tokenizer.encode(text), model, "input")
-    except TokenizerError as error:
-        raise BadRequestError(f"input: {error}", "input") from None
+    if limit is None:
+        for text in inputs:
+            expect_room([text] if isinstance(text, str) else [[0] * len(text)], model, info)
+    n_ctx = info.n_ctx or model.config.n_ctx
+    return [truncated(encoded(text, model, "input", end=True), limit, n_ctx) for text in inputs]
 
 
 def _encoded(vector: Any, encoding: str) -> list[float] | str:

@@ -1,4 +1,4 @@
-"""Endpoints `/v1/models` and `/v1/models/{id}`."""
+"""Endpoints of models: `/v1/models`, `/models/load` and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 from llamacli.serve.errors import UnknownModelError
 from llamacli.serve.http.call import Call
+from llamacli.serve.http.schemas.foreign import Schema
 from llamacli.serve.requests import ModelInfo
+
+
+class ModelName(Schema, kw_only=True):
+    """Request of `/models/load` and `/models/unload`."""
+
+    model: str
 
 
 async def models(call: Call) -> None:
@@ -16,11 +23,27 @@ async def models(call: Call) -> None:
 
 async def model(call: Call) -> None:
     """Model of a name or alias."""
-    name = call.path_params["name"]
+    await call.respond(_shape(_known(call, call.path_params["name"])))
+
+
+async def load(call: Call, request: ModelName) -> None:
+    """Load a model, as llama-server's router."""
+    await call.model(_known(call, request.model).name)
+    await call.respond({"success": True})
+
+
+async def unload(call: Call, request: ModelName) -> None:
+    """Unload a model that is not in use, as llama-server's router."""
+    call.server.engine.unload(_known(call, request.model).name)
+    await call.respond({"success": True})
+
+
+def _known(call: Call, name: str) -> ModelInfo:
+    """Model of a name or alias, whatever `any_model` is. Raises UnknownModelError."""
     info = call.server.find_model(name)
     if name not in (info.name, *info.aliases):
         raise UnknownModelError(f"the model {name!r} does not exist")
-    await call.respond(_shape(info))
+    return info
 
 
 def _shape(info: ModelInfo) -> dict[str, Any]:

@@ -10,9 +10,8 @@ import msgspec
 
 from llamacli.chat.openai import arguments_text, text_of_parts
 from llamacli.serve.errors import BadRequestError, ServeError
-from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.openai.chat import prepared
+from llamacli.serve.http.generation import prepared
 from llamacli.serve.http.replies import call_id
 from llamacli.serve.http.schemas.chat import (
     CallOfTool,
@@ -24,13 +23,8 @@ from llamacli.serve.http.schemas.chat import (
     Tool,
     ToolChoice,
 )
-from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
-from llamacli.serve.http.schemas.responses import (
-    UNSUPPORTED,
-    InputItem,
-    InputPart,
-    ResponsesRequest,
-)
+from llamacli.serve.http.schemas.common import ResponseFormat, Sampling, SchemaFormat
+from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
 from llamacli.serve.http.sse import event
 from llamacli.serve.requests import (
     Done,
@@ -44,16 +38,11 @@ from llamacli.serve.requests import (
 )
 
 
-async def responses(call: Call) -> None:
+async def responses(call: Call, request: ResponsesRequest) -> None:
     """Reply to a conversation of items, whole or as a stream."""
-    body = await call.raw_body()
-    for name in UNSUPPORTED:
-        if body.get(name):
-            raise BadRequestError(f"{name}: this server keeps no conversations", name, "unsupported_parameter")
-    request = convert(body, ResponsesRequest)
-    generation, info = await prepared(call, as_chat(request))
-    async with call.run(generation) as events:
-        shapes = ResponseShapes(request, generation, info)
+    made = await prepared(call, as_chat(request))
+    async with call.run(made.generation) as events:
+        shapes = ResponseShapes(request, made.generation, made.info)
         if not request.stream:
             async for one in events:
                 for _ in shapes.events(one):
@@ -81,11 +70,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         messages=messages,
         model=request.model,
         max_completion_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in Sampling.__struct_fields__},
         response_format=_format(request),
         tools=_tools(request),
         tool_choice=choice if choice is None or isinstance(choice, str) else ToolChoice(function=_name(choice.name)),

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 from msgspec import Meta
 
-from llamacli.serve.http.schemas.common import MAX_TOOLS, MAX_TOP_LOGPROBS, Count, Generation
+from llamacli.serve.http.schemas.common import MAX_TOOLS, MAX_TOP_LOGPROBS, Generation, Limit
+from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
 MAX_MESSAGES = 10_000
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+class ContentPart(Schema, kw_only=True):
     """Part of a message's content; only those of type `text` are supported."""
+
+    foreign: ClassVar[Foreign] = {
+        "cache_control": "prefixes are cached in any case; texts do not depend on it",
+        **dict.fromkeys(("image_url", "input_audio", "video_url", "file"), "such a part is refused by its type"),
+    }
 
     type: str
     text: str | None = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
+class FunctionCall(Schema, kw_only=True):
     """Function that was called; its arguments are JSON text or an object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class CallOfTool(msgspec.Struct, kw_only=True):
+class CallOfTool(Schema, kw_only=True):
     """Tool call of an assistant's message."""
+
+    foreign: ClassVar[Foreign] = {"index": "calls are in their order"}
 
     function: FunctionCall
     id: str | None = None
     type: str | None = None
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
+class ChatMessage(Schema, kw_only=True):
     """Message of a conversation."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("refusal", "annotations", "reasoning_details", "provider_specific_fields"),
+                        "part of a reply that templates do not read"),
+        "audio": Refused("models read text only"),
+        "function_call": Refused("use tool_calls"),
+    }  # fmt: skip
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -46,7 +60,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning: str | None = None
 
 
-class Function(msgspec.Struct, kw_only=True):
+class Function(Schema, kw_only=True):
     """Description of a function.
 
     Its name, and the JSON Schema of its arguments.
@@ -58,20 +72,20 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(Schema, kw_only=True):
     """Tool that the model may call."""
 
     function: Function
     type: str = "function"
 
 
-class FunctionName(msgspec.Struct, kw_only=True):
+class FunctionName(Schema, kw_only=True):
     """Name of a function."""
 
     name: str
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
+class ToolChoice(Schema, kw_only=True):
     """Choice of one function that must be called."""
 
     function: FunctionName
@@ -82,22 +96,33 @@ class ChatRequest(Generation, kw_only=True):
     """Request of `/v1/chat/completions` and `/apply-template`.
 
     With `continue_final_message` the reply continues the last message; with `echo` it begins with that message's text.
+    `documents` is a variable of the template. `include_reasoning` false leaves reasoning out of the response;
+    `reasoning_format` of llama.cpp may be any that has it apart.
     """
 
+    foreign: ClassVar[Foreign] = {
+        **GENERATION,
+        **dict.fromkeys(("functions", "function_call"), Refused("use tools and tool_choice")),
+        **dict.fromkeys(("audio", "web_search_options"), Refused("models read and write text only")),
+        "modalities": Refused("models read and write text only", (["text"],)),
+        "verbosity": Refused("models have no such setting", ("medium",)),
+        "add_special_tokens": Refused("the template writes special tokens"),
+    }
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Count | None = None
-    max_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning_format: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[Any] | None = None
+    add_generation_prompt: bool | None = None
+    include_reasoning: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
-
-
-UNSUPPORTED = ("functions", "function_call", "audio", "web_search_options")
-"""Fields of OpenAI's API that are refused rather than ignored: their absence would change the reply."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 from llamacli.util.sampling_params import MAX_NUMBER, PARAMETERS, Parameter
 
 MAX_CHOICES, MAX_STOPS, MAX_BIASES, MAX_TOP_LOGPROBS, MAX_TOOLS = 16, 16, 1024, 20, 128
 MAX_ADAPTERS = 256
+MAX_ALLOWED, MAX_BAD_WORDS, MAX_ENDS = 1 << 20, 64, 256
 MAX_NAME = 128
 """Characters of a sampler's name or a sequence breaker: breakers are tokenized before the request is in its queue."""
 
@@ -20,14 +22,20 @@ MAX_SCHEMA = 1 << 20
 MAX_SEED = (1 << 63) - 1
 
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
-CountOrZero = Annotated[int, Meta(ge=0, le=1 << 31)]
+Limit = Annotated[int, Meta(ge=-1, le=1 << 31)]
+"""Number of tokens; -1 is no limit."""
+
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Positive = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
 Text = Annotated[str, Meta(min_length=1)]
 Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=64)]
+Word = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Bias = bool | Annotated[float, Meta(ge=-100, le=100)]
+"""Number to add to a logit; false forbids the token."""
 
 
-class SchemaFormat(msgspec.Struct, kw_only=True):
+class SchemaFormat(Schema, kw_only=True):
     """JSON Schema of a reply, with its name; `schema` is required."""
 
     schema: Any
@@ -36,7 +44,7 @@ class SchemaFormat(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
+class ResponseFormat(Schema, kw_only=True):
     """Format of a reply: `text`, `json_object` or `json_schema`; `schema` is llama.cpp's extension."""
 
     type: str
@@ -44,8 +52,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     schema: Any = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class StreamOptions(Schema, kw_only=True):
     """Options of streams."""
+
+    foreign: ClassVar[Foreign] = {
+        "include_obfuscation": "chunks are not padded",
+        "continuous_usage_stats": Refused("usage comes at the end; timings_per_token has timings"),
+    }
 
     include_usage: bool | None = None
 
@@ -60,24 +73,28 @@ def sampling_struct(*names: str) -> Any:
     return msgspec.defstruct("_Sampling", [(name, kind(PARAMETERS[name]), None) for name in names], kw_only=True)
 
 
-class Sampling(sampling_struct(*PARAMETERS), msgspec.Struct, kw_only=True):  # type: ignore[misc]
+class Sampling(sampling_struct(*PARAMETERS), Schema, kw_only=True):  # type: ignore[misc]
     """Sampling parameters; an absent one is the model file's, else llama.cpp's."""
 
     repetition_penalty: Positive | None = None
     dry_sequence_breakers: Names | None = None
     samplers: Names | None = None
     seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)]
+        | Annotated[list[tuple[int | str, Bias]], Meta(max_length=MAX_BIASES)]
+        | None
+    ) = None
 
 
 SAMPLING_FIELDS = {
     "repetition_penalty": "repeat_penalty",
-    **{field: field for field in (*PARAMETERS, "samplers", "dry_sequence_breakers")},
+    **{field: field for field in (*PARAMETERS, "samplers", "dry_sequence_breakers", "allowed_token_ids", "bad_words")},
 }
 """Fields of SamplingParams by the names of the API."""
 
 
-class LoraScale(msgspec.Struct, kw_only=True):
+class LoraScale(Schema, kw_only=True):
     """Scale of a LoRA adapter, by its number in `/lora-adapters`."""
 
     id: Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -87,17 +104,63 @@ class LoraScale(msgspec.Struct, kw_only=True):
 Lora = Annotated[list[LoraScale], Meta(max_length=MAX_ADAPTERS)]
 
 
+class StructuredOutputs(Schema, kw_only=True):
+    """Constraint of a text, one of vLLM's kinds."""
+
+    foreign: ClassVar[Foreign] = {
+        "structural_tag": Refused("tool calls have grammars of their own"),
+        "whitespace_pattern": Refused("white space is limited"),
+        "disable_any_whitespace": Refused("white space is limited"),
+        "disable_additional_properties": "objects that list properties take no others",
+        "disable_fallback": "there is one backend",
+    }
+
+    json: Any = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 class Generation(Sampling, kw_only=True):
-    """Parameters of generated texts that the endpoints of OpenAI's API share."""
+    """Parameters of generated texts that all endpoints share.
+
+    - `n_cmpl`, `n_predict`: llama.cpp's names of `n` and `max_tokens`. `n_probs`: log-probabilities, as `logprobs`.
+    - `structured_outputs`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`: vLLM's names of a JSON
+      Schema, a regular expression, texts to choose from and a grammar; at most one, or one of the fields above.
+    - `allowed_token_ids`, `bad_words`: tokens that alone may come, and texts that may not.
+    - `stop_token_ids`: tokens that end the text.
+    - `include_stop_str_in_output`: the text ends with the stop string.
+    - `skip_special_tokens`: false spells them in the text.
+    - `truncate_prompt_tokens`: only the last tokens of the prompt are read; -1: as many as the context holds.
+    - `t_max_predict_ms`: time after the prompt from which a text with a newline ends.
+    """
+
+    foreign: ClassVar[Foreign] = GENERATION
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_predict: Limit | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     json_schema: Any = None
     grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ENDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Limit | None = None
+    t_max_predict_ms: Annotated[float, Meta(ge=-1, le=MAX_NUMBER * 1000)] | None = None
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None

@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-import msgspec
 from msgspec import Meta
 
-from llamacli.serve.http.schemas.common import MAX_TOP_LOGPROBS, CountOrZero, Generation
+from llamacli.serve.http.schemas.common import MAX_TOP_LOGPROBS, Generation, Limit, TokenId
+from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, TEXT_ONLY, Foreign, Refused, Schema
 
 MAX_PROMPTS = 64
 MAX_INPUTS = 2048
 
-TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Prompt = str | list[str | TokenId | list[TokenId]]
-"""One text, several, the token ids of one, or those of several; elements may be mixed."""
+
+class PromptText(Schema, kw_only=True):
+    """Text of a prompt in an object, as llama-server takes it."""
+
+    foreign: ClassVar[Foreign] = {"multimodal_data": TEXT_ONLY}
+
+    prompt_string: str
+
+
+Prompt = str | PromptText | list[str | TokenId | PromptText | list[str | TokenId]]
+"""One text, several, or the token ids of one or several; a list with an id is one prompt of ids and texts."""
 
 
 class CompletionRequest(Generation, kw_only=True):
     """Request of `/v1/completions`.
 
-    With `parse_special`, special tokens spelled in texts become their ids.
+    With `parse_special`, special tokens spelled in texts become their ids; `add_special_tokens` false leaves out BOS.
     """
 
+    foreign: ClassVar[Foreign] = {name: why for name, why in GENERATION.items() if name != "return_token_ids"}
+
     prompt: Prompt
-    max_tokens: CountOrZero | None = None
+    max_tokens: Limit | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     suffix: str | None = None
     best_of: int | None = None
     parse_special: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """Request of `/v1/embeddings`."""
+class EmbeddingsRequest(Schema, kw_only=True):
+    """Request of `/v1/embeddings`.
+
+    With `dimensions` only the first numbers are returned, as a vector of length 1.
+    """
+
+    foreign: ClassVar[Foreign] = {
+        **OPENAI,
+        "priority": Refused("clients take turns"),
+        "add_special_tokens": Refused("texts are encoded with the special tokens of the model", (True,)),
+        "embd_normalize": Refused("give it to /embedding", (2,)),
+    }
 
     input: Prompt
     model: str | None = None
     encoding_format: str | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    truncate_prompt_tokens: Limit | None = None

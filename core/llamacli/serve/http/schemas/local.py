@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES, ChatMessage, Tool
-from llamacli.serve.http.schemas.common import MAX_TOOLS
-from llamacli.serve.http.schemas.completions import TokenId
+from llamacli.serve.http.schemas.common import MAX_TOOLS, TokenId
+from llamacli.serve.http.schemas.foreign import Schema
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(Schema, kw_only=True):
     """Request of `/tokenize`: llama.cpp's `content`, or vLLM's `prompt` or `messages`."""
 
     content: str | None = None
@@ -27,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     with_pieces: bool | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(Schema, kw_only=True):
     """Request of `/detokenize`."""
 
     tokens: list[TokenId]

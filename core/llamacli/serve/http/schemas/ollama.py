@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES, Tool
 from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOGPROBS, Text, sampling_struct
 from llamacli.serve.http.schemas.completions import MAX_INPUTS
+from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
+
+_SERVED: Foreign = {
+    "keep_alive": "models are unloaded by --idle-unload",
+    "options": "vectors depend on the text only",
+}
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
             "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")  # fmt: skip
 """Sampling parameters that ollama has."""
 
 
-class OllamaOptions(sampling_struct(*SAMPLING), msgspec.Struct, kw_only=True):  # type: ignore[misc]
-    """Parameters of a model; others of ollama's are ignored."""
+class OllamaOptions(sampling_struct(*SAMPLING), Schema, kw_only=True):  # type: ignore[misc]
+    """Parameters of a model."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "use_mmap", "use_mlock",
+                         "f16_kv", "vocab_only"), "the server's options decide"),
+        "num_keep": "prompts are never shifted or cut",
+        "tfs_z": Refused("the samplers do not have it", (1,)),
+        "penalize_newline": Refused("the samplers do not have it", (True,)),
+    }  # fmt: skip
 
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
@@ -25,21 +38,21 @@ class OllamaOptions(sampling_struct(*SAMPLING), msgspec.Struct, kw_only=True):  
     stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
 
 
-class OllamaFunctionCall(msgspec.Struct, kw_only=True):
+class OllamaFunctionCall(Schema, kw_only=True):
     """Function that was called, with its arguments."""
 
     name: str
     arguments: dict[str, Any] | str | None = None
 
 
-class OllamaToolCall(msgspec.Struct, kw_only=True):
+class OllamaToolCall(Schema, kw_only=True):
     """Tool call of an assistant's message."""
 
     function: OllamaFunctionCall
     id: str | None = None
 
 
-class OllamaMessage(msgspec.Struct, kw_only=True):
+class OllamaMessage(Schema, kw_only=True):
     """Message of a conversation."""
 
     role: str
@@ -51,8 +64,13 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
-class OllamaBase(msgspec.Struct, kw_only=True):
+class OllamaBase(Schema, kw_only=True):
     """Fields that `/api/chat` and `/api/generate` share."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("truncate", "shift"), "prompts are never shifted or cut"),
+        "_debug_render_only": Refused("use /apply-template"),
+    }
 
     model: str
     format: str | dict[str, Any] | None = None
@@ -83,8 +101,10 @@ class OllamaGenerate(OllamaBase, kw_only=True):
     context: list[int] | None = None
 
 
-class OllamaEmbed(msgspec.Struct, kw_only=True):
+class OllamaEmbed(Schema, kw_only=True):
     """Request of `/api/embed`."""
+
+    foreign: ClassVar[Foreign] = _SERVED
 
     model: str
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)]
@@ -92,8 +112,19 @@ class OllamaEmbed(msgspec.Struct, kw_only=True):
     truncate: bool | None = None
 
 
-class OllamaName(msgspec.Struct, kw_only=True):
+class OllamaEmbeddings(Schema, kw_only=True):
+    """Request of `/api/embeddings`."""
+
+    foreign: ClassVar[Foreign] = _SERVED
+
+    model: str
+    prompt: str
+
+
+class OllamaName(Schema, kw_only=True):
     """Request of `/api/show`; `name` is an older name of `model`."""
+
+    foreign: ClassVar[Foreign] = {"verbose": "all metadata but lists are shown"}
 
     model: str | None = None
     name: str | None = None

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES
-from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, sampling_struct
+from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, Sampling
+from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
 
-class InputPart(msgspec.Struct, kw_only=True):
+class InputPart(Schema, kw_only=True):
     """Part of an item's content: `input_text`, `output_text`, `text`, `reasoning_text` or `refusal`."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("annotations", "logprobs"), "part of a reply that templates do not read"),
+        **dict.fromkeys(("image_url", "file_id", "file_data", "filename", "file_url", "detail", "input_audio"),
+                        "such a part is refused by its type"),
+    }  # fmt: skip
 
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-class InputItem(msgspec.Struct, kw_only=True):
+class InputItem(Schema, kw_only=True):
     """Item of a conversation.
 
     A message, a function call, the call's output, or reasoning.
     """
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("id", "status", "encrypted_content", "phase"), "part of a reply that templates do not read"),
+    }
 
     type: str = "message"
     role: str | None = None
@@ -35,7 +45,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     output: str | list[InputPart] | None = None
 
 
-class ResponsesTool(msgspec.Struct, kw_only=True):
+class ResponsesTool(Schema, kw_only=True):
     """Tool; only those of type `function` are supported."""
 
     type: str
@@ -45,15 +55,17 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class NamedTool(msgspec.Struct, kw_only=True):
+class NamedTool(Schema, kw_only=True):
     """Choice of one function that must be called."""
 
     type: str
     name: str | None = None
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
+class TextFormat(Schema, kw_only=True):
     """Format of the text: `text`, `json_object` or `json_schema`."""
+
+    foreign: ClassVar[Foreign] = {"description": "only schemas constrain texts"}
 
     type: str
     name: str | None = None
@@ -61,23 +73,41 @@ class TextFormat(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class TextOptions(msgspec.Struct, kw_only=True):
+class TextOptions(Schema, kw_only=True):
     """Options of the text."""
+
+    foreign: ClassVar[Foreign] = {"verbosity": Refused("models have no such setting", ("medium",))}
 
     format: TextFormat | None = None
 
 
-class ReasoningOptions(msgspec.Struct, kw_only=True):
+class ReasoningOptions(Schema, kw_only=True):
     """Options of the reasoning."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("summary", "generate_summary"), "reasoning is shown whole"),
+    }
 
     effort: str | None = None
 
 
-_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_STATELESS = Refused("this server keeps no conversations")
 
 
-class ResponsesRequest(sampling_struct(*_SAMPLING), msgspec.Struct, kw_only=True):  # type: ignore[misc]
+class ResponsesRequest(Sampling, kw_only=True):
     """Request of `/v1/responses`."""
+
+    foreign: ClassVar[Foreign] = {
+        **GENERATION,
+        **dict.fromkeys(("previous_response_id", "conversation", "background", "prompt"), _STATELESS),
+        "include": "responses have all that there is",
+        "stream_options": "events are not padded",
+        "truncation": Refused("prompts are not truncated", ("disabled",)),
+        "max_tool_calls": Refused("the client calls tools"),
+        **dict.fromkeys(("top_logprobs", "return_progress", "timings_per_token"),
+                        Refused("/v1/chat/completions has it")),
+        **dict.fromkeys(("grammar", "json_schema", "stop", "n"), Refused("/v1/chat/completions has it")),
+    }  # fmt: skip
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -90,8 +120,3 @@ class ResponsesRequest(sampling_struct(*_SAMPLING), msgspec.Struct, kw_only=True
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
-    seed: Annotated[int, Meta(ge=-1)] | None = None
-
-
-UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt")
-"""Fields of OpenAI's API that need what this server does not keep."""

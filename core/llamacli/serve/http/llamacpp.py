@@ -1,0 +1,282 @@
+"""Native endpoints of llama-server: completions, infill, embeddings, counts of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+from llamacli.chat.logprobs import MIN_LOGPROB
+from llamacli.sampling import SamplerChain
+from llamacli.serve.errors import BadRequestError, NotSupportedError
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.chats import chat_prompt
+from llamacli.serve.http.errors import openai_body
+from llamacli.serve.http.generation import Prepared, prepared
+from llamacli.serve.http.openai.embeddings import embedded
+from llamacli.serve.http.openai.responses import as_chat
+from llamacli.serve.http.prompts import as_prompts
+from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
+from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
+from llamacli.serve.http.schemas.responses import ResponsesRequest
+from llamacli.serve.http.sse import event
+from llamacli.serve.requests import Done, Event, Finished, PromptProgress, TextDelta, Timings, TokenLogprob, Usage
+
+_OWN = ("return_tokens", "response_fields")
+
+
+class NativeRequest(CompletionRequest, kw_only=True):
+    """Request of `/completion`.
+
+    Without `n_predict` the text may fill the context. With `return_tokens` the response has the ids of its tokens;
+    `response_fields` names the fields to return, with `/` between those of objects in others.
+    """
+
+    foreign: ClassVar[Foreign] = {name: why for name, why in CompletionRequest.foreign.items() if name not in _OWN}
+
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=256)] | None = None
+
+
+class InfillExtra(Schema, kw_only=True):
+    """File, or a part of one, beside the text to infill."""
+
+    foreign: ClassVar[Foreign] = {"time": "only its order counts"}
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """Request of `/infill`.
+
+    The text comes after `input_prefix` and `prompt`, and before `input_suffix`. Of `input_extra` the last tokens are
+    read for which the context has room.
+    """
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[InfillExtra], Meta(max_length=1000)] | None = None
+    prompt: str = ""
+
+
+class NativeEmbeddings(Schema, kw_only=True):
+    """Request of `/embedding`; `input` is another name of `content`."""
+
+    foreign: ClassVar[Foreign] = {
+        "embd_normalize": Refused("vectors have the length 1", (2,)),
+        "encoding_format": Refused("/v1/embeddings has it", ("float",)),
+    }
+
+    content: Prompt | None = None
+    input: Prompt | None = None
+    model: str | None = None
+
+
+async def completion(call: Call, request: NativeRequest) -> None:
+    """Continue texts, whole or as a stream."""
+    if request.n_predict is None and request.max_tokens is None and call.settings.max_tokens is None:
+        request.n_predict = -1
+    request.parse_special = request.parse_special is not False
+    await _answer(call, request)
+
+
+async def infill(call: Call, request: InfillRequest) -> None:
+    """Text between a prefix and a suffix, with other files before."""
+    info, model = await call.model(request.model)
+    if model.tokenizer.infill_ids is None:
+        raise NotSupportedError("this model's vocabulary has no tokens for fill-in-the-middle")
+    n_ctx = info.n_ctx or model.config.n_ctx
+    room = n_ctx - max(1, request.n_predict or 0)
+    files = [(one.filename, one.text) for one in request.input_extra or ()]
+    texts = (request.input_prefix + request.prompt, request.input_suffix)
+    ids = await call.compute(model.tokenizer.encode_infill, *texts, files, room)
+    fields = {name: getattr(request, name) for name in NativeRequest.__struct_fields__} | {"prompt": ids}
+    await completion(call, NativeRequest(**fields))
+
+
+async def embedding(call: Call, request: NativeEmbeddings) -> None:
+    """Vectors of texts, as a list."""
+    given = request.input if request.content is None else request.content
+    if given is None:
+        raise BadRequestError("content: it is required", "content", "missing_required_parameter")
+    reply, _ = await embedded(call, request.model, given)
+    await call.respond([{"index": i, "embedding": [reply.vectors[i].tolist()]} for i in sorted(reply.vectors)])
+
+
+async def chat_tokens(call: Call, request: ChatRequest) -> None:
+    """Number of tokens of a chat request's prompt."""
+    info, model = await call.model(request.model)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
+    await call.respond({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+async def response_tokens(call: Call, request: ResponsesRequest) -> None:
+    """Number of tokens of the prompt of a response."""
+    await chat_tokens(call, as_chat(request))
+
+
+async def set_props(call: Call) -> None:
+    """Change of properties, which are options of the server here."""
+    raise NotSupportedError("properties are set by the options of `llamacli serve`")
+
+
+async def slot_action(call: Call) -> None:
+    """Actions on slots, which have no caches of their own here."""
+    raise NotSupportedError("slots are not saved: requests share one prefix cache; see prompt caches of `llamacli run`")
+
+
+# --- responses
+
+
+async def _answer(call: Call, request: NativeRequest) -> None:
+    n_prompts = len(as_prompts(request.prompt, "prompt", 64))
+    several = n_prompts * (request.n or request.n_cmpl or 1) > 1
+    request.return_token_ids = bool(request.return_tokens or request.stream or several)
+    made = await prepared(call, request)
+    _, model = await call.model(request.model)
+    texts = [model.tokenizer.decode(ids, unparse_special=True) for ids in made.generation.prompts]
+    async with call.run(made.generation) as events:
+        shapes = _Shapes(request, made, texts, several=several)
+        if not request.stream:
+            found = await shapes.whole(events)
+            await call.respond(found if several else found[0])
+            return
+        async with call.stream(error_event=lambda error: event(openai_body(error))) as write:
+            async for one in events:
+                if data := b"".join(map(event, shapes.chunks(one))):
+                    await write(data)
+
+
+class _Shapes:
+    """Responses of one request: whole, and as chunks of a stream.
+
+    `texts` are the prompts with special tokens spelled. The last chunks of all choices follow the end of the request,
+    because they have its times.
+    """
+
+    def __init__(self, request: NativeRequest, made: Prepared, texts: Sequence[str], *, several: bool):
+        self._request, self._made, self._texts, self._several = request, made, texts, several
+        n = made.generation.n * len(made.generation.prompts)
+        self._settings = _settings(request, made)
+        self._choices = [Choice() for _ in range(n)]
+        self._n_tokens = [0] * n
+
+    async def whole(self, events: AsyncIterator[Event]) -> list[dict[str, Any]]:
+        """The response without a stream, of each choice."""
+        reply = await joined(events, self._made.generation, len(self._choices))
+        self._n_tokens = [len(choice.tokens) for choice in reply.choices]
+        done = Done(reply.usage, reply.timings)
+        return [self._last(i, choice, done, "".join(choice.text)) for i, choice in enumerate(reply.choices)]
+
+    def chunks(self, one: Event) -> Iterator[dict[str, Any]]:
+        """Chunks of an event."""
+        match one:
+            case PromptProgress():
+                progress = llamacpp_progress(one)
+                yield {**self._chunk(0, "", ()), "prompt_progress": progress}
+            case TextDelta() if one.text or one.tokens:
+                self._n_tokens[one.index] += len(one.tokens)
+                self._choices[one.index].text.append("\n" if "\n" in one.text else "")
+                yield self._chunk(one.index, one.text, one.tokens)
+            case Finished():
+                choice = self._choices[one.index]
+                choice.finish, choice.stop_string, choice.timed_out = one.reason, one.stop_string, one.timed_out
+            case Done():
+                for i, choice in enumerate(self._choices):
+                    yield self._last(i, choice, one, "")
+
+    def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        scores = {} if self._made.n_top is None else {"completion_probabilities": _scores(tokens, self._made.n_top)}
+        return {
+            "index": index,
+            "content": text,
+            "tokens": [token.id for token in tokens],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_tokens[index],
+            "tokens_evaluated": self._n_prompt(index),
+            **scores,
+        }
+
+    def _last(self, index: int, choice: Choice, done: Done, text: str) -> dict[str, Any]:
+        usage, timings = self._counts(index, done)
+        kind = "limit" if choice.finish == "length" else "word" if choice.stop_string else "eos"
+        is_scored = self._made.n_top is not None and not self._request.stream
+        found = {
+            **self._chunk(index, text, choice.tokens if self._request.return_tokens else ()),
+            "stop": True,
+            "model": self._made.info.name,
+            "tokens_predicted": usage.generated,
+            "generation_settings": self._settings,
+            "prompt": self._texts[index // self._made.generation.n],
+            "has_new_line": "\n" in "".join(choice.text),
+            "truncated": False,
+            "stop_type": kind,
+            "stopping_word": choice.stop_string or "",
+            "tokens_cached": usage.prompt + usage.generated,
+            "timings": llamacpp_timings(usage, timings, timed_out=choice.timed_out),
+        }
+        found.pop("completion_probabilities", None)
+        if is_scored:
+            found["completion_probabilities"] = _scores(choice.tokens, self._made.n_top or 0)
+        return _selected(found, self._request.response_fields) if self._request.response_fields else found
+
+    def _counts(self, index: int, done: Done) -> tuple[Usage, Timings]:
+        """Counts of a choice; the times are those of the request."""
+        if not self._several:
+            return done.usage, done.timings
+        return Usage(self._n_prompt(index), 0, self._n_tokens[index]), done.timings
+
+    def _n_prompt(self, index: int) -> int:
+        return len(self._made.generation.prompts[index // self._made.generation.n])
+
+
+def _settings(request: NativeRequest, made: Prepared) -> dict[str, Any]:
+    """Parameters of the generation under llama-server's names."""
+    generation = made.generation
+    params = generation.params.params if isinstance(generation.params, SamplerChain) else generation.params
+    found = attrs.asdict(params)
+    biases = [{"token": token, "bias": bias if math.isfinite(bias) else None} for token, bias in params.logit_bias]
+    limit = -1 if generation.max_tokens is None else generation.max_tokens
+    return found | {
+        "seed": generation.seed,
+        "n_predict": limit,
+        "max_tokens": limit,
+        "logit_bias": biases,
+        "stop": generation.stop,
+        "ignore_eos": generation.ignore_eos,
+        "stream": bool(request.stream),
+        "n_probs": request.n_probs or 0,
+        "timings_per_token": bool(request.timings_per_token),
+        "lora": [{"id": number, "scale": scale} for number, scale in generation.adapters],
+    }
+
+
+def _scores(tokens: Sequence[TokenLogprob], n_top: int) -> list[dict[str, Any]]:
+    def shape(token: int, piece: bytes, logprob: float | None) -> dict[str, Any]:
+        text = piece.decode("utf-8", "replace")
+        return {"id": token, "token": text, "bytes": [*piece], "logprob": max(logprob or 0.0, MIN_LOGPROB)}
+
+    return [
+        {**shape(one.id, one.piece, one.logprob), "top_logprobs": [shape(*other) for other in one.top[:n_top]]}
+        for one in tokens
+    ]
+
+
+def _selected(found: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Fields by their paths, with those that are missing left out."""
+    selected = {}
+    for name in names:
+        value: Any = msgspec.to_builtins(found)
+        for part in name.split("/"):
+            value = value.get(part, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
+            selected[name] = value
+    return selected

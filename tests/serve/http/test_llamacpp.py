@@ -1,0 +1,206 @@
+"""Native endpoints of llama-server."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from http_server import wait_for
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    EmbeddingRequest,
+    Finished,
+    PromptProgress,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from llamacli.serve.requests import Embedding as Vector
+
+HI = [{"role": "user", "content": "hi"}]
+TOKENS = [TokenLogprob(7, b"one", -0.5, ((7, b"one", -0.5), (8, b"two", -1.5))), TokenLogprob(9, b"\n", -0.25, ())]
+
+
+def script(request: Any) -> list:
+    """Two tokens for each choice."""
+    n = request.n * len(request.prompts)
+    deltas = [TextDelta(i, one.piece.decode(), tokens=(one,)) for one in TOKENS for i in range(n)]
+    ends = [Finished(i, "stop", "X") for i in range(n)]
+    n_prompt = sum(map(len, request.prompts))
+    return [Admitted(0.0), *deltas, *ends, Done(Usage(n_prompt, 1, 2 * n), Timings(0.0, 0.1, 0.2))]
+
+
+def post(http, path: str = "/completion", **fields) -> Any:
+    return http.send(path, {"prompt": "Once", "seed": 3, **fields})
+
+
+def test_completion(http, fake) -> None:
+    fake.script = script
+    body = post(http, temperature=0.25, logit_bias=[[5, False]]).json
+    (request,) = fake.requests
+    n = len(request.prompts[0])
+    assert (request.max_tokens, request.params.temperature) == (None, 0.25)
+    expected = {"content": "one\n", "tokens": [], "stop": True, "stop_type": "word", "stopping_word": "X"}
+    assert {name: body[name] for name in expected} == expected
+    assert body["has_new_line"]
+    assert (body["tokens_predicted"], body["tokens_evaluated"], body["truncated"]) == (2, n, False)
+    settings = body["generation_settings"]
+    assert (settings["seed"], settings["n_predict"], settings["temperature"]) == (3, -1, 0.25)
+    assert settings["logit_bias"] == [{"token": 5, "bias": None}]
+    assert body["prompt"] == fake._model.tokenizer.decode(request.prompts[0], unparse_special=True)
+    assert body["prompt"].endswith("Once")
+    assert body["timings"]["predicted_per_token_ms"] == 100
+    assert "completion_probabilities" not in body
+    assert post(http, return_tokens=True).json["tokens"] == [7, 9]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_ends(reason: str, http, fake) -> None:
+    done = Done(Usage(1), Timings(0.0, 0.0, 0.0))
+    fake.script = lambda _: [Admitted(0.0), Finished(0, reason), done]
+    assert post(http, n_predict=0).json["stop_type"] == {"stop": "eos", "length": "limit"}[reason]
+    assert fake.requests[0].max_tokens == 0
+
+
+def test_several_prompts_and_probabilities(http, fake) -> None:
+    fake.script = script
+    prompts = [[5, 6, 7], "Once", {"prompt_string": "Once"}]
+    found = post(http, prompt=prompts, n_probs=1, return_tokens=True).json
+    assert [(one["index"], one["tokens"], one["tokens_predicted"]) for one in found] == [
+        (i, [7, 9], 2) for i in range(3)
+    ]  # fmt: skip
+    assert fake.requests[0].prompts[1] == fake.requests[0].prompts[2] != (5, 6, 7)
+    (first, _) = found[0]["completion_probabilities"]
+    assert (first["id"], first["token"], first["bytes"], first["logprob"]) == (7, "one", [*b"one"], -0.5)
+    assert first["top_logprobs"] == [{"id": 7, "token": "one", "bytes": [*b"one"], "logprob": -0.5}]
+    mixed = post(http, prompt=[5, " Once", 6])
+    assert isinstance(mixed.json, dict)
+    special = fake._model.tokenizer.encode(" Once", add_special=False)
+    assert fake.requests[-1].prompts == ((5, *special, 6),)
+
+
+def test_stream(http, fake) -> None:
+    progress = PromptProgress(4, 1, 4, 0.1)
+    fake.script = lambda request: [Admitted(0.0), progress, *script(request)[1:]]
+    reply = post(http, "/completions", stream=True, n_probs=1, return_progress=True)
+    first, *deltas, last = reply.events
+    assert b"[DONE]" not in reply.body
+    assert first["prompt_progress"]["processed"] == 4
+    assert [(one["content"], one["tokens"], one["stop"], one["tokens_predicted"]) for one in deltas] == [
+        ("one", [7], False, 1), ("\n", [9], False, 2)
+    ]  # fmt: skip
+    assert len(deltas[0]["completion_probabilities"]) == 1
+    assert (last["content"], last["stop"], last["has_new_line"], last["tokens"]) == ("", True, True, [])
+    assert "completion_probabilities" not in last
+
+
+def test_fields_of_the_response(http) -> None:
+    body = post(http, response_fields=["content", "generation_settings/seed", "nothing/here"]).json
+    assert body == {"content": "one two three", "generation_settings/seed": 3}
+
+
+def test_special_tokens_of_prompts(http, fake) -> None:
+    tokenizer = fake._model.tokenizer
+    special = next(token for token in tokenizer.special_ids if tokenizer.is_control(token))
+    text = f"a{tokenizer.token_text(special)}b"
+    for parse, expected in ((None, True), (False, False)):
+        post(http, prompt=text, parse_special=parse)
+        assert (special in fake.requests.pop().prompts[0][1:]) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, 400),
+        ("/completion", {"prompt": []}, 400),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 501),
+        ("/embedding", {}, 400),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, 501),
+        ("/props", {}, 501),
+        ("/slots/0?action=save", {}, 501),
+        ("/models/load", {"model": "other"}, 404),
+    ],
+)
+def test_refused(path: str, fields: dict, status: int, http, fake) -> None:
+    reply = http.send(path, fields)
+    assert (reply.status, "message" in reply.json["error"]) == (status, True)
+    assert not fake.requests
+
+
+class TestInfill:
+    @pytest.fixture(autouse=True)
+    def infill_tokens(self, fake, monkeypatch) -> None:
+        monkeypatch.setattr(fake._model.tokenizer, "infill_ids", (4, 5, 6))
+
+    def send(self, http, **fields) -> Any:
+        return http.send("/infill", {"input_prefix": "int ", "prompt": "x", "input_suffix": ";", **fields})
+
+    def test_prompt(self, http, fake) -> None:
+        assert self.send(http).json["content"] == "one two three"
+        tokenizer = fake._model.tokenizer
+        assert fake.requests[0].prompts == (tuple(tokenizer.encode_infill("int x", ";")),)
+
+    def test_other_files(self, http, fake, monkeypatch) -> None:
+        tokenizer = fake._model.tokenizer
+        extra = [{"filename": "a.h", "text": "int y;"}]
+        self.send(http, input_extra=extra)
+        ids = fake.requests.pop().prompts[0]
+        assert tokenizer.decode(ids).startswith("\n\n--- snippet ---\n\nint y;")
+        monkeypatch.setattr(tokenizer, "_repository", 7)
+        monkeypatch.setattr(tokenizer, "_file", 8)
+        self.send(http, input_extra=extra)
+        ids = fake.requests.pop().prompts[0]
+        assert (ids[0], ids.count(8)) == (7, 2)
+        assert "a.h\nint y;" in tokenizer.decode(ids)
+        long = [{"filename": "a.h", "text": "int y; " * 5000}]
+        self.send(http, input_extra=long, n_predict=24)
+        ids = fake.requests.pop().prompts[0]
+        assert (len(ids), ids[-1]) == (1000, 6)
+
+    @pytest.mark.parametrize("extra", [{}, {"filename": "a"}, {"filename": 1, "text": "a"}])
+    def test_wrong_files(self, extra: dict, http) -> None:
+        assert self.send(http, input_extra=[extra]).status == 400
+
+
+def test_embeddings(http, fake, monkeypatch) -> None:
+    import attrs
+
+    infos = fake.models()
+    monkeypatch.setattr(fake, "models", lambda: (attrs.evolve(infos[0], embeds=True),), raising=False)
+
+    def vectors(request: EmbeddingRequest) -> list:
+        made = [Vector(i, np.full(3, len(one), np.float32)) for i, one in enumerate(request.prompts)]
+        return [Admitted(0.0), *made, Done(Usage(9), Timings(0.0, 0.0, 0.0))]
+
+    fake.script = vectors
+    for path, name in (("/embedding", "content"), ("/embeddings", "input")):
+        reply = http.send(path, {name: [[5, 6], [7]]})
+        assert reply.json == [{"index": 0, "embedding": [[2.0] * 3]}, {"index": 1, "embedding": [[1.0] * 3]}]
+
+
+def test_counts_of_tokens(http, fake) -> None:
+    http.chat()
+    n = len(fake.requests[0].prompts[0])
+    for path, body in (("/v1/chat/completions", {"messages": HI}), ("/v1/responses", {"input": "hi"})):
+        found = http.send(f"{path}/input_tokens", body).json
+        assert found == {"object": "response.input_tokens", "input_tokens": n}
+    long = {"messages": [{"role": "user", "content": "a b " * 3000}]}
+    assert http.send("/v1/chat/completions/input_tokens", long).json["input_tokens"] > 1024
+    assert http.send("/apply-template", long).json["n_tokens"] > 1024
+
+
+def test_models_are_loaded_and_unloaded(http, fake) -> None:
+    assert http.send("/models/load", {"model": "demo"}).json == {"success": True}
+    assert http.send("/models/unload", {"model": "demo"}).json == {"success": True}
+    assert fake.unloaded == ["demo"]
+    wait_for(lambda: not fake.n_pins)
+
+
+def test_a_last_message_of_the_assistant_is_continued(http) -> None:
+    begun = [*HI, {"role": "assistant", "content": "So"}]
+    assert http.send("/apply-template", {"messages": begun}).json["prompt"].endswith("<assistant>So")
+    new = {"messages": begun, "add_generation_prompt": True}
+    assert http.send("/apply-template", new).json["prompt"].endswith("<assistant>So\n<assistant>")
+    assert http.send("/apply-template", {"messages": [*begun, begun[-1]]}).status == 400
