@@ -183,9 +183,11 @@ def test_files_have_the_first_or_the_second_choice() -> None:
     square, table = (8, 8), choice()
     assert set(table.shapes()) == {"router.weight", "experts.weight"}
     first = table.bind(file(router__weight=square, experts__weight=square))
-    assert first.router and first.up is None
+    assert first.router
+    assert first.up is None
     second = table.bind(file(up__weight=square, down__weight=square))
-    assert second.up and second.router is None
+    assert second.up
+    assert second.router is None
     for given, missing in (("experts", "router"), ("up", "down"), ("down", "up")):
         with pytest.raises(ModelFormatError, match=rf"tensor {missing}\.weight is missing"):
             table.bind(file(**{f"{given}__weight": square}))
