@@ -159,3 +159,59 @@ def test_unused_blocks_may_be_in_files() -> None:
     assert "blk.0.attn_norm.weight" not in table.unused
     with pytest.raises(ModelFormatError, match=r"tensor blk\.1\.attn_k\.bias has shape \(5,\), expected \(4,\)"):
         table.bind(file(**used, blk__1__attn_k__bias=(5,)))
+
+
+def test_a_weight_may_have_another_shape() -> None:
+    table = TensorTable()
+    table.add("gate", 4, 8, bias=True, other=(16, 8))
+    for n in (4, 16):
+        gate = table.bind(file(gate__weight=(n, 8), gate__bias=(n,))).gate
+        assert (gate.weight.shape, gate.bias.shape) == ((n, 8), (n,))
+    with pytest.raises(ModelFormatError, match=r"tensor gate\.weight has shape \(5, 8\), expected \(4, 8\)"):
+        table.bind(file(gate__weight=(5, 8)))
+
+
+def choice() -> TensorTable:
+    table = TensorTable()
+    for name in ("router", "experts", "up", "down"):
+        table.add(name, 8, 8)
+    table.choose(["router", "experts"], ["up", "down"])
+    return table
+
+
+def test_files_have_the_first_or_the_second_choice() -> None:
+    square, table = (8, 8), choice()
+    assert set(table.shapes()) == {"router.weight", "experts.weight"}
+    first = table.bind(file(router__weight=square, experts__weight=square))
+    assert first.router
+    assert first.up is None
+    second = table.bind(file(up__weight=square, down__weight=square))
+    assert second.up
+    assert second.router is None
+    for given, missing in (("experts", "router"), ("up", "down"), ("down", "up")):
+        with pytest.raises(ModelFormatError, match=rf"tensor {missing}\.weight is missing"):
+            table.bind(file(**{f"{given}__weight": square}))
+
+
+def test_second_choices_are_ignored_beside_the_first() -> None:
+    square, table = (8, 8), choice()
+    both = file(router__weight=square, experts__weight=square, up__weight=square)
+    assert table.bind(both).router
+    assert "up.weight" in table.ignored(both)
+    assert "experts.weight" not in table.ignored(both)
+
+
+def test_parameters_are_ignored_without_those_that_they_need() -> None:
+    table = TensorTable()
+    table.add("q_norm", 8, optional=True)
+    table.add("k_norm", 8, optional=True, only_with="q_norm")
+    assert "k_norm.weight" in table.ignored(file(k_norm__weight=(8,)))
+    assert table.ignored(file(q_norm__weight=(8,), k_norm__weight=(8,))) == set()
+
+
+def test_biases_may_be_unused() -> None:
+    table = TensorTable()
+    table.add("q", 8, 4)
+    table.add_unused("q", 8, kind="bias")
+    assert table.bind(file(q__weight=(8, 4), q__bias=(8,))).q.bias is None
+    assert table.unused == {"q.bias"}

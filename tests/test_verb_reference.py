@@ -37,6 +37,6 @@ def test_docstrings_without_fields_are_named() -> None:
 def test_users_are_found() -> None:
     found = users()
     assert found["xielu"] == {"apertus"}
-    assert found["positions"] == {"bert", "gpt2"}
+    assert found["positions"] == {"bert", "gpt2", "mpt", "starcoder"}
     assert "llama" in found["rms_norm"]
     assert "gpt2" not in found["rms_norm"]

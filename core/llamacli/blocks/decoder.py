@@ -12,7 +12,7 @@ import attrs
 
 from llamacli.architecture import Architecture, Config, Params, TensorTable, Weights, sliding_layers
 from llamacli.blocks.mixture import Mixture
-from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
+from llamacli.blocks.nextn import add_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Value
@@ -34,8 +34,8 @@ class DecoderConfig(Config):
 
     `heads`, `heads_kv`, `widths` (of feed-forward networks), `ropes` and `windows` (in tokens) have an item a layer;
     None is a layer without RoPE, or one that attends to everything. Values of a head are `value_dim` wide. `n_nextn`
-    blocks behind the others are multi-token-prediction heads. Embeddings, residual branches, scores and logits are
-    multiplied by their scales; `logit_softcap` bounds logits, 0 does not.
+    blocks behind the others are multi-token-prediction heads, which are not computed. Embeddings, residual branches,
+    scores and logits are multiplied by their scales; `logit_softcap` bounds logits, 0 does not.
     """
 
     heads: tuple[int, ...]
@@ -72,7 +72,7 @@ class Decoder(Architecture):
     - `is_fused`: queries, keys and values are one matrix, which other files may have.
     - `output`: whether files have an output matrix; without, it is that of the embeddings.
     - `has_rope_freqs`: files may have factors of RoPE's frequencies.
-    - `nextn_blocks`: whether files may have blocks of multi-token-prediction heads, and these are computed.
+    - `has_nextn`: files may have blocks of multi-token-prediction heads, which are not computed.
     - `chooses_experts`: the blocks that have a router in the file have experts.
     - `by_layer`: keys that may be arrays.
     - `period`: of layers without a sliding window, 0 if no layer slides; `full_first`: the first of a period is full;
@@ -94,7 +94,7 @@ class Decoder(Architecture):
     is_fused = False
     output: Output = "optional"
     has_rope_freqs = False
-    nextn_blocks: Literal["none", "unused", "computed"] = "none"
+    has_nextn = False
     chooses_experts = False
     by_layer: tuple[str, ...] = ()
     period = 0
@@ -111,7 +111,7 @@ class Decoder(Architecture):
         key = f"{self.name}.attention"
         n_blocks = metadata.get_int(f"{self.name}.block_count", minimum=1, maximum=1 << 10)
         n_nextn = 0
-        if self.nextn_blocks != "none":
+        if self.has_nextn:
             name = f"{self.name}.nextn_predict_layers"
             n_nextn = metadata.get_int(name, default=0, minimum=0, maximum=n_blocks - 1)
         heads = self.counts(metadata, "attention.head_count", n_blocks, 1 << 14)
@@ -230,8 +230,7 @@ class Decoder(Architecture):
         if self.has_rope_freqs:
             table.add("rope_freqs", max(rope.n_dims for rope in c.ropes if rope) // 2, optional=True)
         for i in range(c.n_layer + c.n_nextn):
-            head = self.nextn_blocks if i >= c.n_layer else ""
-            block = table.block(unused=head == "unused", nextn=head == "computed")
+            block = table.block(unused=i >= c.n_layer)
             self.add_attention(block, c, i)
             self.add_feed_forward(block, c, i)
             if i >= c.n_layer:
@@ -378,12 +377,6 @@ class Decoder(Architecture):
         else:
             hidden = g.map(up, self.activation)
         return g.linear(hidden, block.ffn_down, scale_last=True)
-
-    def nextn(self, g: Graph, config: Any, weights: Weights) -> Value | None:
-        """Logits of the multi-token-prediction head."""
-        c, block = config, weights.nextn[0]
-        x = self.layer(g, c, weights, c.n_layer, block, nextn_input(g, c, weights, block))
-        return nextn_logits(g, c, weights, block, x)
 
 
 def _length(value: Any) -> int:

@@ -10,6 +10,6 @@ from llamacli.testing.parametrize import Check
 from tiny_encoders import ENCODERS, INERT, MODELS
 
 
-@parametrize_with_checks(MODELS, ENCODERS, inert=INERT, slow=pytest.mark.slow)
+@parametrize_with_checks(MODELS, ENCODERS, inert=INERT, slow=pytest.mark.slow, brief=True)
 def test_architecture(check: Check) -> None:
     check()

@@ -33,7 +33,7 @@ class Cohere2Moe(Decoder):
     parallel = True
     period = 4
     full_first = True
-    nextn_blocks = "unused"
+    has_nextn = True
 
     def epsilons(self, metadata: Metadata) -> dict[str, float]:
         """Epsilon of RMSNorm, or else of LayerNorm."""

@@ -221,7 +221,7 @@ class BailingMoe3(KimiLinear):
 
     name = "bailingmoe3"
     output = "optional"
-    nextn_blocks = "unused"
+    has_nextn = True
 
     def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
         """Bounds, and the width of compressed queries."""

@@ -26,7 +26,7 @@ class ExaoneMoe(Exaone):
     name = "exaone-moe"
     qk_norm = "before"
     output = "required"
-    nextn_blocks = "unused"
+    has_nextn = True
     period = 4
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:

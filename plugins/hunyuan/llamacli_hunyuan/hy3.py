@@ -14,7 +14,7 @@ class HyV3(Decoder):
     name = "hy_v3"
     interleaved = False
     qk_norm = "before"
-    nextn_blocks = "computed"
+    has_nextn = True
     chooses_experts = True
 
     def mixture(self, metadata: Metadata) -> Mixture:

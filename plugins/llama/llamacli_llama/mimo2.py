@@ -18,10 +18,7 @@ from llamacli.plugin import (
     Scoring,
     TensorTable,
     Value,
-    Weights,
     hookimpl,
-    nextn_input,
-    nextn_logits,
 )
 
 LLAMACLI_API = 1
@@ -35,15 +32,12 @@ class MimoConfig(DecoderConfig):
 
 
 class Mimo2(Decoder):
-    """`general.architecture = mimo2`.
-
-    The head of multi-token prediction may have its last norm under another name.
-    """
+    """`general.architecture = mimo2`."""
 
     name = "mimo2"
     interleaved = False
     output = "required"
-    nextn_blocks = "computed"
+    has_nextn = True
     chooses_experts = True
     may_have_bias = ()
     by_layer = ("attention.head_count", "attention.head_count_kv")
@@ -83,13 +77,6 @@ class Mimo2(Decoder):
         """Scaled output of attention."""
         a = g.linear(a, block.attn_output)
         return g.scale(a, c.value_scale) if c.value_scale != 1 else a
-
-    def nextn(self, g: Graph, config: Any, weights: Weights) -> Value:
-        """Logits of the multi-token-prediction head."""
-        c, block = config, weights.nextn[0]
-        x = self.layer(g, c, weights, c.n_layer, block, nextn_input(g, c, weights, block))
-        norm = block.nextn_shared_head_norm or block.layer_output_norm
-        return nextn_logits(g, c, weights, block, x, norm)
 
 
 @hookimpl

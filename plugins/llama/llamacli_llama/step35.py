@@ -48,7 +48,7 @@ class Step35(Decoder):
     interleaved = False
     output = "required"
     has_rope_freqs = True
-    nextn_blocks = "computed"
+    has_nextn = True
     chooses_experts = True
     by_layer = ("attention.head_count", "attention.head_count_kv")
     period = 4
