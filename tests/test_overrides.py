@@ -11,7 +11,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, load_model
 from llamacli.cli.command import Command
-from llamacli.cli.overrides import override_options
+from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import Plugins
 from oracle.goldens import N_CTX, POSITIONS, TOKENS, nmse, sha256
@@ -24,8 +24,8 @@ def parsed(arguments: list[str]) -> Any:
 
     @click.command(cls=Command)
     @override_options
-    def command(overrides: dict[str, Any]) -> None:
-        found.append(overrides)
+    def command(**given: Any) -> None:
+        found.append(pop_overrides(given))
 
     result = click.testing.CliRunner().invoke(command, arguments)
     return found[0] if found else result.output

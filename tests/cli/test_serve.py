@@ -583,7 +583,7 @@ def test_options_are_grouped() -> None:
     groups = grouped(serve.params)
     assert list(groups) == [
         "Models", "Context and requests", "Speculative decoding", "Sampling by default", "Network", "Monitoring",
-        "Ray cluster", "Computing", "Other",
+        "Ray cluster", "Model metadata", "Computing", "Other",
     ]  # fmt: skip
     assert [option.name for option in groups["Other"]] == ["verbose", "debug"]
 

@@ -15,7 +15,7 @@ from llamacli.cli.hub import resolve_model
 from llamacli.cli.numbers import Integer, IntList
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import print_json
-from llamacli.cli.overrides import override_options
+from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import Task, load, shown
 from llamacli.tools.demo import demo_path
@@ -60,11 +60,11 @@ def bench(
     threads: int | None,
     mode: str,
     load_mode: str,
-    overrides: dict[str, Any],
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
     plot: str | None,
+    **given: Any,
 ) -> None:
     """Benchmark tokens per second, with the tests of llama.cpp.
 
@@ -73,7 +73,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads, lora, load_mode, overrides) as loaded:
+    with load(path, mode, threads, lora, load_mode, pop_overrides(given)) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 

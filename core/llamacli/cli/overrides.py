@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from llamacli.cli.command import in_group
+from llamacli.cli.command import Decorated, in_group
 from llamacli.cli.numbers import Integer, Number
 from llamacli.cli.options import option
 from llamacli.util.settings import MAX_CONTEXT
@@ -64,20 +63,20 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command.
+def override_options(command: Decorated) -> Decorated:
+    """Add the options to a command, for `pop_overrides`."""
+    return in_group("Model metadata", *_OPTIONS)(command)
 
-    It gets one parameter `overrides`: values by key.
+
+def pop_overrides(given: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options from a command's parameters; values by key.
+
+    Raises UsageError for options that exclude each other.
     """
-
-    @functools.wraps(command)
-    def run(*args: Any, override_kv: tuple[tuple[str, Any], ...], rope_freq_scale: float | None, **given: Any) -> Any:
-        rope = {name: given.pop(name) for name in ROPE}
-        if rope_freq_scale is not None:
-            if rope["rope_scale"] is not None:
-                raise click.UsageError("--rope-scale and --rope-freq-scale exclude each other.")
-            rope["rope_scale"] = 1 / rope_freq_scale
-        overrides = {ROPE[name]: value for name, value in rope.items() if value is not None}
-        return command(*args, overrides=overrides | dict(override_kv), **given)
-
-    return in_group("Model metadata", *_OPTIONS)(run)
+    others, freq_scale = given.pop("override_kv"), given.pop("rope_freq_scale")
+    rope = {name: given.pop(name) for name in ROPE}
+    if freq_scale is not None:
+        if rope["rope_scale"] is not None:
+            raise click.UsageError("--rope-scale and --rope-freq-scale exclude each other.")
+        rope["rope_scale"] = 1 / freq_scale
+    return {ROPE[name]: value for name, value in rope.items() if value is not None} | dict(others)

@@ -15,7 +15,7 @@ from llamacli.cli.hub import REFERENCE, model_from_hub
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
-from llamacli.cli.overrides import override_options
+from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
@@ -136,7 +136,7 @@ def run(
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
     for adapter, _ in given["lora"]:
         Path(adapter).open("rb").close()
-    chat = ChatOptions.pop_from(given)
+    chat, overrides = ChatOptions.pop_from(given), pop_overrides(given)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:
         if second is not None or (named and hf_repo is not None):
@@ -155,7 +155,7 @@ def run(
 
     from llamacli.cli.runner import RunOptions, execute
 
-    if execute(RunOptions.pop_from(given, model=model, prompt=text, chat=chat)) == "interrupt":
+    if execute(RunOptions.pop_from(given, model=model, prompt=text, chat=chat, overrides=overrides)) == "interrupt":
         ctx.exit(EXIT_CODE)
 
 

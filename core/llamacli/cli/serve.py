@@ -26,7 +26,7 @@ from llamacli.cli.options import (
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
-from llamacli.cli.overrides import override_options
+from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.cli.progress import Task, shown, working
 from llamacli.cli.sampling import number_options
 from llamacli.cli.speculation import MTP, expect_one_drafter
@@ -408,12 +408,13 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
-             "overrides", "threads", "lookup", "draft_max")  # fmt: skip
+             "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     return EngineSettings(
         n_ctx=given["ctx_size"] or None,
         max_running=running,
         extra_running=0 if given["max_running"] else MOST_RUNNING - running,
+        overrides=pop_overrides({**given}),
         prompt_cache=given["prompt_cache"] and (given["prompt_cache"], given["prompt_cache_size"]),
         **{name: given[name] for name in names},
     )
