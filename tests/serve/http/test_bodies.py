@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -69,3 +72,25 @@ def test_errors_name_the_field(fields: dict, param: str, code: str) -> None:
 
 def test_null_counts_as_absent() -> None:
     assert convert({"messages": [MESSAGE], "temperature": None}, ChatRequest).temperature is None
+
+
+SCRIPT = """
+import mmap, resource
+from llamacli.serve.http.bodies import parse
+data = b'{"prompt": "' + b"a b" * 3_000_000 + b'"}'
+used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+for spare in (2, 4, 6, 8):
+    resource.setrlimit(resource.RLIMIT_AS, (used + (spare << 20), resource.RLIM_INFINITY))
+    try:
+        parse(data)
+    except MemoryError:
+        print("MemoryError")
+"""
+
+
+@pytest.mark.slow
+def test_large_bodies_without_room_are_a_memory_error() -> None:
+    """The decoder of msgspec 0.22 ends the process there (SIGSEGV)."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "MemoryError\n" * 4), done.stderr

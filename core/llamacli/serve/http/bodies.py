@@ -9,9 +9,13 @@ from typing import Any, NoReturn
 import msgspec
 
 from llamacli.serve.errors import BadRequestError
+from llamacli.util.memory import anonymous
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays in a body."""
+
+_LARGE, _DECODED = 1 << 16, 16
+"""Bytes of a body for which room is looked for, and bytes of memory of each once it is decoded."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -24,8 +28,10 @@ def parse(data: bytes, kind: type = dict) -> Any:
     """Parse a body: a JSON object, or an array for `list`.
 
     Lone surrogates, which JavaScript makes of truncated texts, become U+FFFD; in keys they are an error. Raises
-    BadRequestError.
+    BadRequestError; MemoryError for a large body without room for what is decoded, where msgspec 0.22 ends the process.
     """
+    if len(data) > _LARGE:
+        anonymous(_DECODED * len(data))  # reserved and given back, never written to
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
