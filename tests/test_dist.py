@@ -75,7 +75,7 @@ def test_plugin_readmes_say_what_they_bring(plugin: Path) -> None:
     assert text.startswith(f"# {project['name']}\n")
     assert f"pip install {project['name']}\n" in first
     assert "llamacli run model.gguf" in first or "llamacli embed model.gguf" in first
-    named = set(re.findall(r"`(?:general\.architecture = )?([a-z0-9_.-]+)`", first))
+    named = set(re.findall(r"`(?:general\.architecture = )?([a-z0-9_.-]+)`", text))
     assert project["entry-points"]["llamacli.architectures"].keys() <= named
 
 

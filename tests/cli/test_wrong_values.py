@@ -24,12 +24,18 @@ ARGUMENTS = {
 }  # fmt: skip
 """Further arguments of commands; those with MODEL have it first."""
 
-ANY = {"prompt", "system_prompt", "reasoning_effort", "dry_sequence_breaker"}
+ANY = {"prompt", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
 """Options that take any text."""
 
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
+    "prompt_cache": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "prompt_cache_size": (
+        ["nonsense"],
+        ("'nonsense' is not a size such as 512M or 2G", "--prompt-cache-size", "--help"),
+    ),
+    "override_kv": (["a=5"], ("'a=5' is not KEY=TYPE:VALUE with a type of int, float, bool, str", "--override-kv")),
     "max_body": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--max-body", "--help")),
     "samplers": (["top_k;nonsense"], ("unknown sampler 'nonsense'", "known are", "min_p", "--help")),
     "logit_bias": (["5"], ("'5' is not a token id and a number", "as in 15043-1.5", "--help")),

@@ -53,6 +53,7 @@ class FakeProgram:
     max_positions = None
     has_hidden = True
     needs_whole_input = False
+    has_encoder = False
 
     def __init__(self, clock: FakeClock, n_vocab: int, base: float = 0.025, per_row: float = 0.002):
         self.clock, self.n_vocab, self.base, self.per_row = clock, n_vocab, base, per_row

@@ -38,12 +38,12 @@ class Commands(UserDict[str, click.Command]):
     def entries(self) -> dict[str, EntryPoint]:
         """Entry points by command name; imports none of their modules.
 
-        A name that several distributions have is the core's, or else the first one's.
+        A name that several distributions have is the core's, or else that of the first module.
         """
         from importlib.metadata import entry_points
 
         def place(entry: EntryPoint) -> str:
-            return "" if is_ours(entry) else distribution_of(entry)  # a file is read for its name
+            return "" if is_ours(entry) else entry.value  # a file would be read for the distribution's name
 
         found: dict[str, EntryPoint] = {}
         for entry in sorted(entry_points(group=GROUP), key=place):

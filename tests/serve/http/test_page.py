@@ -88,8 +88,17 @@ def test_nothing_from_other_hosts_and_no_markup_from_text(name: str) -> None:
     assert not re.search(parsers + r"|\beval\(|new Function| style=\"| on\w+=\"", text)
 
 
+_BUDGETS = ("budget", "budget_tokens", "token_budget")
+
+
 def test_parameters_of_the_page_and_of_the_table_are_all() -> None:
     text = (PAGE / "parameters.js").read_text()
     names = set(re.findall(r'\{ name: "(\w+)", label: "[^"]+".*?\n\s+meaning: "', text))
-    assert {*Sampling.__struct_fields__} - {"repetition_penalty"} - PARAMETERS.keys() <= names
+    other_names = {
+        "repetition_penalty",
+        "reasoning_budget_message",
+        "reasoning_budget_tokens",
+        *(f"thinking_{end}" for end in _BUDGETS),
+    }
+    assert {*Sampling.__struct_fields__} - other_names - PARAMETERS.keys() <= names
     assert names <= {*Generation.__struct_fields__, *ChatRequest.__struct_fields__} - PARAMETERS.keys()
