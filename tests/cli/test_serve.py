@@ -376,7 +376,9 @@ def test_random_disconnects_lose_and_mix_nothing(start_server: Callable[..., Pro
                 reply = HttpReply(response.status, {}, response.read())
         assert reply.status == 200, reply.body
         if body["stream"]:
-            text = "".join(choice["delta"].get("content", "") for event in reply.events for choice in event["choices"])
+            text = "".join(
+                choice["delta"].get("content") or "" for event in reply.events for choice in event["choices"]
+            )
         else:
             text = reply.json["choices"][0]["message"]["content"]
         assert text == wanted

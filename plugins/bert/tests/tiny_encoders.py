@@ -37,7 +37,7 @@ PLAIN = {"eurobert", "jina_bert_v2", "jina_bert_v2_ungated", "modern_bert_full"}
 GELU = {"jina_bert_v2", "jina_bert_v2_gate", "jina_bert_v2_ungated", "jina_bert_v3", "modern_bert", "nomic_bert_moe"}
 """Variants with GELU, which the peer reads from a table."""
 
-INERT = ("jina_bert_v2*.attn_k.bias",)
+INERT = ("jina_bert_v2*.attn_k.bias", "jina_bert_v2*.attn_k_norm.bias")
 """Adds the same to all scores of a query, which softmax cancels out."""
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
-from tiny_gpt_kin import MODELS, UNRECORDED, VARIANTS
+from tiny_gpt_kin import INERT, MODELS, UNRECORDED, VARIANTS
 
 
-@parametrize_with_checks(MODELS, VARIANTS | UNRECORDED, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, VARIANTS | UNRECORDED, inert=INERT, slow=pytest.mark.slow, brief=True)
 def test_architecture(check: Check) -> None:
     check()

@@ -44,3 +44,6 @@ _MPT = next(architecture for architecture in MODELS if architecture.name == "mpt
 
 UNRECORDED = {"mpt_norms": (write_architecture, {"architecture": _MPT, "keys": _ALL_HEADS}, None)}
 """Variants that the peer does not run: it asserts that fused queries, a part of a row, are contiguous."""
+
+INERT = ("mpt_norms:*.attn_k_norm.bias",)
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""
