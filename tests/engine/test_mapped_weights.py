@@ -79,6 +79,18 @@ def test_weights_that_do_not_fit_are_mapped(
     assert len([*cache.iterdir()]) == 1
 
 
+def test_a_refused_load_keeps_the_copy(
+    path: Path, load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(path).close()
+    before = [*cache.iterdir()]
+    monkeypatch.setattr(packed_copies, "available_memory", lambda: 1000)
+    with pytest.raises(InvalidRequestError, match="of memory are free: --load map reads them from disk"):
+        load(path, "memory")
+    assert [*cache.iterdir()] == before
+    assert "is made again" not in caplog.text
+
+
 def test_a_changed_expert_is_found_when_it_is_first_used(experts: Path, load: Load, cache: Path) -> None:
     with load(experts) as model:
         expected = logits(model)

@@ -229,6 +229,8 @@ def open_copy(
     except SharedFileError as error:
         _log.info("the packed copy is not used: %s", error)
         return None
+    except InvalidRequestError:  # the memory is too small, and the copy is whole
+        raise
     except (OSError, ValueError) as error:  # ValueError: an empty file, and _DamagedError
         _discard(path, str(error))
         return None
