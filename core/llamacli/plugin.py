@@ -5,8 +5,17 @@ are imported at their first use; those of kernels need Numba only where a kernel
 all of them.
 """
 
-from llamacli.util.exports import exports
+from typing import Any
 
-_MODULE_OF, __getattr__, __dir__ = exports(__name__, __file__)
+from llamacli.util.exports import exports
+from llamacli.util.settings import KERNEL_API_CHANGE
+
+_MODULE_OF, _export, __dir__ = exports(__name__, __file__)
 
 __all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "stride":  # a name of LLAMACLI_KERNEL_API 1
+        raise ImportError(f"{__name__}.stride is gone: {KERNEL_API_CHANGE}, and derives strides", name=__name__)
+    return _export(name)

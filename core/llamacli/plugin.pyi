@@ -31,6 +31,7 @@ from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.ops.activations import Activation as Activation
 from llamacli.ops.activations import exp as exp
 from llamacli.ops.activations import gelu as gelu
+from llamacli.ops.activations import gelu_quick as gelu_quick
 from llamacli.ops.activations import relu as relu
 from llamacli.ops.activations import relu_squared as relu_squared
 from llamacli.ops.activations import sigmoid as sigmoid
@@ -41,6 +42,8 @@ from llamacli.ops.activations import swiglu_late_clamped as swiglu_late_clamped
 from llamacli.ops.activations import tanh as tanh
 
 # Blocks that several families share
+from llamacli.blocks.classifier import add_classifier as add_classifier
+from llamacli.blocks.classifier import classifier_scores as classifier_scores
 from llamacli.blocks.decoder import Decoder as Decoder
 from llamacli.blocks.decoder import DecoderConfig as DecoderConfig
 from llamacli.blocks.mixture import SHARED as SHARED
@@ -58,12 +61,22 @@ from llamacli.blocks.nextn import nextn_logits as nextn_logits
 from llamacli.blocks.state_space import Duality as Duality
 from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
 
+# Media encoders
+from llamacli.blocks.vision import VisionConfig as VisionConfig
+from llamacli.blocks.vision import vision_tensors as vision_tensors
+from llamacli.blocks.vision import vision_tower as vision_tower
+from llamacli.media.encoder import MediaEncoder as MediaEncoder
+from llamacli.media.pictures import Pixels as Pixels
+from llamacli.media.pictures import padded as padded
+from llamacli.media.pictures import resized as resized
+
 # Verbs
 from llamacli.ops.base import MakeParam as MakeParam
 from llamacli.ops.base import Op as Op
 from llamacli.ops.base import Recorder as Recorder
 from llamacli.ops.base import expect as expect
 from llamacli.ops.base import expect_number as expect_number
+from llamacli.ops.cached import CacheOp as CacheOp
 from llamacli.ops.columns import columns as columns
 from llamacli.ops.key_shift import KeyShift as KeyShift
 from llamacli.ops.lanewise import Lanewise as Lanewise
@@ -73,7 +86,6 @@ from llamacli.ops.linear import linear as linear
 from llamacli.ops.linear import lower_linear as lower_linear
 from llamacli.ops.lowering import Lowering as Lowering
 from llamacli.ops.lowering import f32 as f32
-from llamacli.ops.lowering import stride as stride
 from llamacli.ops.norms import lower_norm as lower_norm
 from llamacli.ops.recurrent import StateOp as StateOp
 from llamacli.ops.run import Run as Run
@@ -88,7 +100,9 @@ from llamacli.kernels.api import rows_of as rows_of
 from llamacli.kernels.api import share as share
 from llamacli.kernels.api import simd as simd
 from llamacli.kernels.api import state_kernel as state_kernel
+from llamacli.kernels.cached import cache_kernel as cache_kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK as ACTIVATION_BLOCK
+from llamacli.kernels.layout import CACHE_FIELDS as CACHE_FIELDS
 from llamacli.kernels.layout import LANES as LANES
 from llamacli.kernels.layout import ROW as ROW
 from llamacli.kernels.layout import RUN as RUN
@@ -120,22 +134,24 @@ from llamacli.sampling import Sampler as Sampler
 from llamacli.sampling import SamplerType as SamplerType
 
 # Chat formats
+from llamacli.chat.call_text import CallReading as CallReading
+from llamacli.chat.call_text import CallText as CallText
 from llamacli.chat.call_text import IncompleteCallError as IncompleteCallError
 from llamacli.chat.calls import JsonCall as JsonCall
 from llamacli.chat.calls import NamedCall as NamedCall
 from llamacli.chat.calls import Notation as Notation
-from llamacli.chat.calls import Pairs as Pairs
 from llamacli.chat.calls import Schemas as Schemas
 from llamacli.chat.calls import json_calls as json_calls
 from llamacli.chat.calls import tagged_calls as tagged_calls
+from llamacli.chat.channels import HARMONY as HARMONY
 from llamacli.chat.formats import ChatFormat as ChatFormat
 from llamacli.chat.formats import TemplateInfo as TemplateInfo
+from llamacli.chat.literals import Literals as Literals
 from llamacli.chat.messages import Piece as Piece
 from llamacli.chat.messages import ToolCall as ToolCall
 from llamacli.chat.rules import CALL_SPACE as CALL_SPACE
 from llamacli.chat.rules import Rules as Rules
 from llamacli.chat.rules import literal as literal
-from llamacli.chat.syntax import HARMONY as HARMONY
 from llamacli.chat.syntax import HERMES as HERMES
 from llamacli.chat.syntax import THINK as THINK
 from llamacli.chat.syntax import THINKING as THINKING
@@ -144,3 +160,4 @@ from llamacli.chat.syntax import Reader as Reader
 from llamacli.chat.syntax import Span as Span
 from llamacli.chat.syntax import Spans as Spans
 from llamacli.chat.syntax import Syntax as Syntax
+from llamacli.chat.tags import Pairs as Pairs

@@ -26,17 +26,20 @@ import pluggy
 
 from llamacli import hookspecs
 from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, reason_of
-from llamacli.util.settings import KERNEL_API
+from llamacli.util.settings import KERNEL_API, KERNEL_API_CHANGE
 
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
     from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
+    from llamacli.media.encoder import MediaEncoder
     from llamacli.sampling import SamplerType
 
 ARCHITECTURES = "llamacli.architectures"
+MEDIA = "llamacli.media"
 GENERAL = "llamacli"
+_GROUPS = (ARCHITECTURES, MEDIA, GENERAL)
 
 _SLOW_S = 3.0
 """Seconds to load a plugin that are worth a warning."""
@@ -95,6 +98,7 @@ def _table(module: str, name: str) -> Callable[[], dict[Any, Any]]:
 
 KINDS = (
     Kind("architectures", "register_architectures", "llamacli.architecture", "Architecture"),
+    Kind("media encoders", "register_media", "llamacli.media.encoder", "MediaEncoder"),
     Kind("loaders", "register_loaders", "llamacli.loaders", "Loader"),
     Kind(
         "tensor types", "register_quant_formats", "llamacli.quantization", "QuantFormat",
@@ -127,7 +131,7 @@ class Plugins:
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
             found = importlib.metadata.entry_points()
-            entry_points = [*found.select(group=ARCHITECTURES), *found.select(group=GENERAL)]
+            entry_points = [entry for group in _GROUPS for entry in found.select(group=group)]
         self._entry_points = [entry for entry in dict.fromkeys(entry_points) if _names_a_module(entry)]
         self._manager = pluggy.PluginManager("llamacli")
         self._manager.add_hookspecs(hookspecs)
@@ -136,10 +140,11 @@ class Plugins:
         self._brings: dict[str, dict[str, list[Any]]] = {}
 
     @classmethod
-    def of(cls, *architectures: Architecture) -> Self:
-        """Plugins that have these architectures and nothing else, for tests."""
+    def of(cls, *architectures: Architecture, media: Iterable[MediaEncoder] = ()) -> Self:
+        """Plugins that have these architectures and encoders only, for tests."""
         plugins = cls([])
         plugins._registered["architectures"] = {architecture.name: architecture for architecture in architectures}
+        plugins._registered["media encoders"] = {encoder.name: encoder for encoder in media}
         return plugins
 
     @property
@@ -147,19 +152,19 @@ class Plugins:
         """Hooks of the plugins loaded so far."""
         return self._manager.hook
 
-    def claimed_architectures(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by the `general.architecture` that they claim; imports nothing."""
+    def claimed_architectures(self, group: str = ARCHITECTURES) -> dict[str, list[EntryPoint]]:
+        """Entry points by the `general.architecture` that they claim; imports nothing.
+
+        Those of the group MEDIA by their `clip.projector_type`.
+        """
         claims: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
-            if entry.group == ARCHITECTURES:
+            if entry.group == group:
                 claims.setdefault(entry.name, []).append(entry)
         return claims
 
     def load(self, entry: EntryPoint) -> None:
-        """Import the entry's module and register its hooks.
-
-        Raises PluginError, the same one every time.
-        """
+        """Import the entry's module, register its hooks; always the same PluginError."""
         if entry.module in self._errors:
             raise self._errors[entry.module]
         if self._manager.has_plugin(entry.module):
@@ -215,6 +220,21 @@ class Plugins:
         if name in known:
             return known[name]
         return self._match(metadata)
+
+    def media_encoder(self, projector: str) -> MediaEncoder:
+        """Media encoder of a `clip.projector_type`. Raises what `resolve` raises."""
+        known: dict[str, MediaEncoder] = self._registered["media encoders"]
+        claims = self.claimed_architectures(MEDIA)
+        if claimants := claims.get(projector, []):
+            if len({entry.module for entry in claimants}) > 1:
+                raise PluginError(f"projector {projector!r} is claimed by {' and by '.join(map(_describe, claimants))}")
+            self.load(claimants[0])
+        if projector not in known:
+            installed = ", ".join(sorted({*claims, *known})) or "none"
+            raise UnknownArchitectureError(
+                f"no installed plugin encodes pictures for clip.projector_type = {projector!r} (installed: {installed})"
+            )
+        return known[projector]
 
     def architecture(self, name: str) -> Architecture:
         """Architecture of this `general.architecture`, without a file. Raises what `resolve` raises."""
@@ -304,7 +324,6 @@ class Plugins:
         return {kind: found for kind, found in names.items() if found}
 
     def _contest(self, name: str) -> str | None:
-        """Error message where several modules claim an architecture, else None."""
         claimants = self.claimed_architectures().get(name, [])
         if len({entry.module for entry in claimants}) < 2:
             return None
@@ -331,7 +350,9 @@ class Plugins:
             raise PluginError(f"it declares LLAMACLI_API = {version!r}; this core has {hookspecs.API_VERSION}")
         kernel_version = getattr(module, "LLAMACLI_KERNEL_API", KERNEL_API)
         if kernel_version != KERNEL_API:
-            raise PluginError(f"it declares LLAMACLI_KERNEL_API = {kernel_version!r}; this core has {KERNEL_API}")
+            raise PluginError(
+                f"it declares LLAMACLI_KERNEL_API = {kernel_version!r}; this core has {KERNEL_API}: {KERNEL_API_CHANGE}"
+            )
         self._manager.register(module, name=entry.module)
         if not self._manager.get_hookcallers(module):
             raise PluginError(f"it implements no hook; decorate its functions with @hookimpl ({', '.join(_HOOKS)})")
@@ -347,7 +368,6 @@ class Plugins:
             raise PluginError(f"{error}{f'; did you mean {similar[0]!r}?' if similar else ''}") from error
 
     def _collect(self, module: ModuleType, name: str) -> None:
-        """Run the registration hooks of a module; keep results if all succeed."""
         brings: dict[str, list[Any]] = {}
         for kind in KINDS:
             found: list[Any] = []
@@ -364,7 +384,6 @@ class Plugins:
         self._brings[name] = brings
 
     def _call(self, plugin: object, hook: str, **arguments: Any) -> Any:
-        """Call a hook of one plugin; TRACE prints the call."""
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(hook, others)
         if not os.environ.get(TRACE) or not caller.get_hookimpls():
@@ -433,7 +452,6 @@ def known_distribution(architecture: str) -> str | None:
 
 
 def _names_a_module(entry: EntryPoint) -> bool:
-    """Check an entry point, which installers do not."""
     well_formed = EntryPoint.pattern.match(entry.value) is not None
     if not well_formed:
         warn(f"entry point {entry.name} = {entry.value!r} of {_origin(entry)[0]} names no module")

@@ -134,6 +134,7 @@ def run(path: Path, folder: Path, kernels: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.medium
 def test_function_decorated_while_a_kernel_compiles_can_be_cached(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(DECORATED_MEANWHILE)
@@ -142,6 +143,7 @@ def test_function_decorated_while_a_kernel_compiles_can_be_cached(tmp_path: Path
         assert run(program, tmp_path, start) == ["4", "41 1"]
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(sys.platform != "linux", reason="compares Linux's state of a process")
 def test_process_with_functions_of_its_own_is_unchanged(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

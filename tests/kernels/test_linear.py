@@ -62,6 +62,29 @@ def random_rows(kind: IntEnum, n_rows: int, n_columns: int, seed: int) -> tuple[
     return raw, dequantize(raw, kind)
 
 
+def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Activations rounded to integers [n, blocks, 32] with scales [n, blocks].
+
+    `width` numbers share a scale. As in ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to
+    float16; if `signed`, as in Q8_K, it becomes -127 and the scale stays float32.
+    """
+    units = x.astype(np.float32).reshape(len(x), -1, width)
+    extreme = np.take_along_axis(units, np.abs(units).argmax(-1)[..., None], -1)
+    target = np.float32(127)
+    if signed:
+        target = np.float32(-127)
+    else:
+        extreme = np.abs(extreme)
+    usable = np.abs(extreme) > 1e-30
+    inverse = np.divide(target, extreme, out=np.zeros_like(extreme), where=usable)
+    if signed:
+        scale = np.divide(np.float32(1), inverse, out=np.zeros_like(extreme), where=usable)
+    else:
+        scale = (extreme / target).astype(np.float16).astype(np.float32)
+    q = np.rint(units * inverse).reshape(len(x), -1, 32)
+    return q, np.repeat(scale[..., 0], width // 32, axis=1)
+
+
 def packed_rows(team: Team, kind: IntEnum, raw: np.ndarray, n_columns: int) -> np.ndarray:
     packing = packing_of(kind)
     shape = (-(-len(raw) // ROWS), -(-n_columns // packing.block), packing.n_bytes)
@@ -392,7 +415,7 @@ def test_activations_rounded_to_integers(team, form, width, by_row):
     x = np.random.default_rng(3).normal(size=(5, 768)).astype(np.float32)
     x[1], x[2, :256], x[3, 300] = 0, 1e-44, -9
     blocks = rounded(team, form, x, by_row)
-    q, scale = formulas.quantize_rows(x, width, signed=form == "q8_K")
+    q, scale = quantize_rows(x, width, signed=form == "q8_K")
     np.testing.assert_array_equal(blocks["q"], q)
     np.testing.assert_array_equal(blocks["scale"], scale)
     np.testing.assert_array_equal(blocks["start"], START - 128 * blocks["q"].astype(int).sum(-1))
@@ -430,7 +453,7 @@ def test_activations_of_random_shapes_and_strides(team, form, data):
     assert not np.ascontiguousarray(out[:first, :n_bytes]).any()
     if form in INTEGER_FORMS:
         with np.errstate(over="ignore"):
-            q, scale = formulas.quantize_rows(x[first:], unit, signed=form == "q8_K")
+            q, scale = quantize_rows(x[first:], unit, signed=form == "q8_K")
         unbounded = np.abs(x[first:]).reshape(len(q), -1, unit).max(-1).repeat(unit // 32, axis=1) >= 127 * 65504
         np.testing.assert_array_equal(found["q"][first:], q)
         np.testing.assert_array_equal(found["scale"][first:][~unbounded], scale[~unbounded])

@@ -23,10 +23,7 @@ _LANES = ir.LANES
 
 
 def _store_block(b: ir.Builder, out: ir.Value, integers: list[ir.Value], scale: ir.Value) -> None:
-    """Store an ACTIVATION block: 32 int8, scale and sums.
-
-    `integers` are two vectors of 16 int32.
-    """
+    """Store an ACTIVATION block; `integers` are two vectors of 16 int32."""
     for integer, start in zip(integers, (0, _LANES), strict=True):
         ir.store(b, ir.offset(b, out, start), b.trunc(integer, ir.I8X16))
     ir.store(b, ir.offset(b, out, _OFFSETS["scale"]), scale)
@@ -57,10 +54,7 @@ def _quantize_q8_0(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
 
 
 def _quantize_q8_k(b: ir.Builder, x: ir.Value, out: ir.Value) -> None:
-    """Quantize 256 float32 to eight blocks of one Q8_K scale.
-
-    The number of largest magnitude becomes -127.
-    """
+    """Quantize 256 float32 to eight Q8_K blocks; the extreme becomes -127."""
     size = 4 * ACTIVATION_BLOCK
     vectors = [half for i in range(8) for half in _load_block(b, ir.offset(b, x, i * size))]
     highest = lowest = vectors[0]

@@ -1,6 +1,6 @@
 """Public interface for authors of kernels, with a version of its own.
 
-A plugin whose verbs have kernels declares `LLAMACLI_KERNEL_API = 1` in its module; a core with another `VERSION`
+A plugin whose verbs have kernels declares `LLAMACLI_KERNEL_API = 2` in its module; a core with another `VERSION`
 refuses it by name. A kernel is a function `(args, run, thread, n_threads)` that every thread of a team runs at once:
 
 - `args` is the address of the step's parameters, a record made by `llamacli.kernels.layout.record`;
@@ -22,7 +22,7 @@ from __future__ import annotations
 from llamacli.kernels import simd
 from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import Kernel, kernel
-from llamacli.kernels.layout import ACTIVATION_BLOCK, LANES, ROW, RUN, STATE_FIELDS, record
+from llamacli.kernels.layout import ACTIVATION_BLOCK, CACHE_FIELDS, LANES, ROW, RUN, STATE_FIELDS, record
 from llamacli.kernels.recurrent import state_kernel
 from llamacli.kernels.simd import pointer
 from llamacli.kernels.work import rows_of, share
@@ -30,6 +30,7 @@ from llamacli.util.settings import KERNEL_API as VERSION
 
 __all__ = [
     "ACTIVATION_BLOCK",
+    "CACHE_FIELDS",
     "LANES",
     "ROW",
     "RUN",

@@ -51,10 +51,11 @@ def scratch_bytes(head_dim: int, value_dim: int) -> int:
     Rows of queries, scores and sums, then a maximum and a sum a row. Values that are parts of keys take sums as wide as
     keys. Writing cells needs less: a row and the codes of a block, padded to full blocks.
     """
-    return 4 * MAX_QUERY_ROWS * (_padded(head_dim) + max(_padded(head_dim), _padded(value_dim)) + TILE + 2)
+    return 4 * MAX_QUERY_ROWS * (padded(head_dim) + max(padded(head_dim), padded(value_dim)) + TILE + 2)
 
 
-def _padded(head_dim: int) -> int:
+def padded(head_dim: int) -> int:
+    """Numbers of a row of whole vectors."""
     return -(-head_dim // PAGE) * PAGE
 
 
@@ -203,7 +204,7 @@ def _accumulate_keys(typingctx: Any, kind: Any, n: Any, p: Any, pages: Any, keys
 
 
 @njit(inline="always")
-def _first_seen(cell: Any, window: Any, chunk: Any, first: Any) -> Any:
+def first_seen(cell: Any, window: Any, chunk: Any, first: Any) -> Any:
     """First cell that a token sees, `first` or a later one."""
     return max(max(first, cell + 1 - window), cell // chunk * chunk)
 
@@ -221,11 +222,10 @@ def _prefetch(address: Any, n_bytes: Any) -> None:
 
 @njit(inline="always")
 def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
-    """Address of the page that holds a cell."""
     return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
 
 
-def _part_bytes(name: str) -> Any:
+def part_bytes(name: str) -> Any:
     """Size of a part in bytes, as a compiled function of head_dim."""
     kind = KV_TYPES[name]
     if isinstance(kind, FloatType):
@@ -242,7 +242,7 @@ def store_kv(kv_type: KVType) -> Kernel:
     A unit of work is one head's share of one page: its cells are written in order.
     """
     write_key, write_value = cells.writer(kv_type.k, True), cells.writer(kv_type.v, False)
-    key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
+    key_bytes, value_bytes = part_bytes(kv_type.k), part_bytes(kv_type.v)
 
     def store_kv(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, STORE)[0], carray(simd.pointer(run), 1, RUN)[0]
@@ -284,7 +284,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     rotates_out = rotates_k if values_in_keys else rotates_v
     together = 1 if rotates_k else 4  # rows whose sums over keys are accumulated together
-    key_bytes, value_bytes = _part_bytes(kv_type.k), _part_bytes(kv_type.v)
+    key_bytes, value_bytes = part_bytes(kv_type.k), part_bytes(kv_type.v)
 
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
@@ -351,7 +351,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
                 key_part, value_part = key_bytes(a.head_dim), value_bytes(a.value_dim)
                 n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
-                first_page = _first_seen(cell, a.window, a.chunk, first_cell) // PAGE
+                first_page = first_seen(cell, a.window, a.chunk, first_cell) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
@@ -378,7 +378,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         own = cell + i // heads
                         n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
                         seen = min(end, own + 1 + n_after) - start
-                        unseen = _first_seen(own, a.window, a.chunk, first_cell) - start
+                        unseen = first_seen(own, a.window, a.chunk, first_cell) - start
                         head, slope = head_kv * a.group + first_head + i % heads, np.float32(0)
                         if a.slopes:
                             slope = simd.read_f32(a.slopes + 4 * head)

@@ -27,8 +27,6 @@ _NUMBERS = {"int64": "q", "boolean": "q", "float32": "d", "float64": "d"}
 
 @attrs.frozen
 class _Array:
-    """Parameter that is a contiguous array."""
-
     dtype: np.dtype[Any]
     ndim: int
 
@@ -51,8 +49,6 @@ class _Array:
 
 @attrs.frozen
 class _Number:
-    """Parameter that is a number."""
-
     kind: str
 
     @property
@@ -70,8 +66,6 @@ class _Number:
 
 @attrs.frozen
 class _Tuple:
-    """Parameter that is a tuple of arrays."""
-
     items: tuple[_Array, ...]
 
     @property
@@ -94,7 +88,6 @@ def _scalar(name: str) -> str:
 
 
 def _parameters(text: str) -> Iterator[_Array | _Number | _Tuple]:
-    """Parameters of a signature, whose text is what lies between the parentheses."""
     while text := text.lstrip(", "):
         if text.startswith("Tuple(("):
             inner, _, text = text.removeprefix("Tuple((").partition("))")
@@ -119,10 +112,7 @@ class Block:
         self._unpacker = None if self._result == "void" else struct.Struct(_NUMBERS[self._result])
 
     def filled(self, arguments: Iterable[Any]) -> ctypes.Array[ctypes.c_char]:
-        """Memory of a block with arguments.
-
-        Raises TypeError if they are of other types.
-        """
+        """Memory of a block with arguments; TypeError for other types."""
         memory, slots = self._memory(), list[Any]()
         for one, value in zip(self._parameters, arguments, strict=True):
             slots += one.slots(value)
@@ -137,10 +127,7 @@ class Block:
         return self._unpacker.unpack_from(memory)[0] if self._unpacker else None
 
     def taking(self, function: Callable[..., Any]) -> Callable[[int], None]:
-        """Function of a block's address, to be compiled by Numba.
-
-        Numba must have been imported.
-        """
+        """Function of a block's address, for Numba (imported already) to compile."""
         arguments, slot = [], 1
         for parameter in self._parameters:
             arguments.append(parameter.source(slot))

@@ -25,6 +25,7 @@ from llamacli.kernels.groups import (
     ROW,
     block_extremes,
     block_sums,
+    extremes,
     group_weights,
     inverse,
     ratio,
@@ -135,10 +136,7 @@ def _nearest(a: Any, number: Any, by: Any) -> Any:
 
 @njit
 def _fit_numbers(a: Any, x: Any, scale: Any) -> Any:
-    """Weighted sums of q^2, q * number and squared error of groups.
-
-    q are the levels that a scale gives.
-    """
+    """Weighted sums of q^2, q * number and squared error, for levels q."""
     by, qq, qx, error = inverse(scale), splat(0), splat(0), splat(0)
     for place in range(x, x + a.size * ROW, ROW):
         number, weight = simd.load(place), simd.load(place + _WEIGHTS)
@@ -199,10 +197,7 @@ def _best_entry(a: Any, low: Any, high: Any) -> Any:
 
 @njit
 def _search_vectors(a: Any, x: Any, scale: Any) -> Any:
-    """Squared error of each group, with the best entries and shifts.
-
-    They are left in the vectors' rows: entry and shift.
-    """
+    """Squared error of each group; best entries and shifts go to rows."""
     shifts, n_vectors = carray(simd.pointer(a.shifts), a.n_shifts, np.float32), a.size // a.dim
     low, high, found = x + _COSTS, x + _COSTS + _MOST_HALVES * ROW, x + _FOUND
     first, second = splat(0), splat(0)
@@ -301,10 +296,7 @@ def _error(a: Any, x: Any, scale: Any) -> Any:
 
 @njit
 def _extreme(a: Any, x: Any) -> Any:
-    lowest = highest = simd.load(x)
-    for place in range(x + ROW, x + a.size * ROW, ROW):
-        number = simd.load(place)
-        lowest, highest = simd.minimum(lowest, number), simd.maximum(highest, number)
+    lowest, highest = extremes(a, x)
     return simd.where_less(highest, simd.sub(splat(0), lowest), lowest, highest)
 
 
@@ -382,7 +374,6 @@ def _factor(a: Any, exact: Any) -> Any:
 
 @njit
 def _search_integers(a: Any, x: Any, target: Any) -> Any:
-    """Search the integers of groups and the factor of each block."""
     extreme, row = block_extremes(a.groups, x + _EXCHANGE, target), x + _EXCHANGE
     best, best_factor, least = splat(a.first), splat(0), splat(LARGE)
     stretches, last = carray(simd.pointer(a.stretches), a.n_stretches, np.float32), a.first + a.step * (a.count - 1)
@@ -420,7 +411,6 @@ def _write_scales(a: Any, first: Any, x: Any, scale: Any, factor: Any) -> None:
 
 @njit
 def _write_codes(a: Any, first: Any, x: Any, scale: Any) -> None:
-    """Write the codes of 16 groups, and the indices of their shifts."""
     lanes, n_vectors = min(LANES, a.n_groups - first), a.size // a.dim
     codes = carray(simd.pointer(a.codes), (a.n_groups, n_vectors), np.uint16)
     shift_codes = carray(simd.pointer(a.shift_codes), (a.n_groups, n_vectors), np.uint8)

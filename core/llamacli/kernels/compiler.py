@@ -86,7 +86,6 @@ def _compile_for_target(function: Callable[..., Any], signature: str, symbol: st
 
 
 def _compile_as_callback(function: Callable[..., Any], signature: str, symbol: str) -> bytes:
-    """Compile a function with Numba's own target and wrapper."""
     from numba import cfunc
 
     callback = cfunc(signature)(function)

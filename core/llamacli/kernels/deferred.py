@@ -18,10 +18,7 @@ from llamacli.kernels.switch import jit_disabled
 
 
 class Deferred:
-    """Stand-in of a value that `make` makes with Numba.
-
-    An attribute of it, and the result of a call, is another one.
-    """
+    """Stand-in of a value that `make` makes; attributes and results are stand-ins."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make: Callable[[], Any] | None = make
@@ -65,10 +62,7 @@ def import_numba() -> None:
 
 
 def resolve_closure(function: Any) -> None:
-    """Replace stand-ins in the closures of a function.
-
-    And in those of functions that it refers to.
-    """
+    """Replace stand-ins in closures of a function and those it refers to."""
     _resolve_cells(function, set())
 
 

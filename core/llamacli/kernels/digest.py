@@ -46,10 +46,7 @@ _COVERED = {"llamacli", "numba", "llvmlite", "numpy", "builtins"}
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """Sources of the core's modules with code of kernels, by module.
-
-    Modules that compile kernels are among them.
-    """
+    """Sources of modules with code of kernels, or their compilation, by module."""
     paths = sorted(path for pattern in _PATTERNS for path in _PACKAGE.glob(pattern))
     names = (".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts) for path in paths)
     return {name.removesuffix(".__init__"): path.read_text("utf-8") for name, path in zip(names, paths, strict=True)}
@@ -76,10 +73,7 @@ def _hash(module: str) -> str:
 
 @functools.cache
 def source_digest(module: str) -> str:
-    """Hexadecimal hash of the sources that a module's kernels depend on.
-
-    Of a module that is not among `sources` they are all.
-    """
+    """Hexadecimal hash of the sources that a module's kernels depend on."""
     modules, left = set(sources()), [module, _COMPILER]
     if module in modules:
         modules.clear()
@@ -127,7 +121,6 @@ def _combined(parts: Iterable[str]) -> str:
 
 
 def _emitted(packing: IntegerPacking) -> Iterator[str]:
-    """LLVM instructions that load a block."""
     function = llvm.Function(llvm.Module(), llvm.FunctionType(llvm.VoidType(), [llvm.IntType(64)]), "load")
     builder = ir.Builder(function.append_basic_block())
     block = packing.load(builder, function.args[0], 0)
@@ -201,10 +194,7 @@ def _function_parts(function: FunctionType, seen: _Seen) -> Iterator[str]:
 
 
 def _source_of(code: CodeType) -> str:
-    """Source of a function without comments.
-
-    "" unless its file has just this code.
-    """
+    """Source of a function without comments, "" if its file has another."""
     text, compiled = _file(code.co_filename)
     if code not in compiled:
         return ""
@@ -220,10 +210,7 @@ def _source_of(code: CodeType) -> str:
 
 @functools.cache
 def _file(path: str) -> tuple[str, frozenset[CodeType]]:
-    """Source of a module and the code of its functions.
-
-    Both are empty if there is no file.
-    """
+    """Source of a module and its functions' code, empty without a file."""
     try:
         text = Path(path).read_text("utf-8")
         return text, frozenset(_codes(compile(text, path, "exec", dont_inherit=True)))

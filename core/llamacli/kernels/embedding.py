@@ -43,10 +43,7 @@ def look_up(
 
 
 def embedding(kind: IntEnum) -> Kernel:
-    """Kernel that looks up the token of each row.
-
-    The matrix is packed as `kind`. Unit of work: a row.
-    """
+    """Kernel that looks up a token per row (unit) in packed weights."""
     packing = packing_of(kind)
     assert packing, f"{kind.name} has no kernels"
     return _embedding(packing)  # type: ignore[arg-type]  # mypy takes no protocol for hashable

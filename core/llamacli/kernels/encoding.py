@@ -27,6 +27,7 @@ from llamacli.kernels.groups import (
     ROW,
     block_extremes,
     block_sums,
+    extremes,
     group_weights,
     inverse,
     ratio,
@@ -106,7 +107,6 @@ def _code(a: Any, value: Any, by: Any) -> Any:
 
 @njit
 def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
-    """Sum of squared errors of each group."""
     by, total = inverse(scale), splat(0)
     for place in range(x, x + a.size * ROW, ROW):
         value = simd.add(simd.load(place), shift)
@@ -117,10 +117,7 @@ def _error(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 @njit
 def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
-    """Sums of code, code^2 and code * number of each group.
-
-    For the codes that a scale and a shift give.
-    """
+    """Sums of code, code^2 and code * number of each group."""
     by, q1, q2, qx = inverse(scale), splat(0), splat(0), splat(0)
     for place in range(x, x + a.size * ROW, ROW):
         number = simd.load(place)
@@ -131,17 +128,7 @@ def _moments(a: Any, x: Any, scale: Any, shift: Any) -> Any:
 
 
 @njit
-def _extremes(a: Any, x: Any) -> Any:
-    lowest = highest = simd.load(x)
-    for place in range(x + ROW, x + a.size * ROW, ROW):
-        number = simd.load(place)
-        lowest, highest = simd.minimum(lowest, number), simd.maximum(highest, number)
-    return lowest, highest
-
-
-@njit
 def _weighted_sums(a: Any, x: Any) -> Any:
-    """Sum of weight * number and sum of weights of each group."""
     total, n = splat(0), splat(0)
     for place in range(x, x + a.size * ROW, ROW):
         weight = simd.load(place + _WEIGHTS)
@@ -161,7 +148,6 @@ def _block_extremes(a: Any, x: Any, values: Any) -> Any:
 
 @njit
 def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shift_factor: Any) -> None:
-    """Write codes, scales, shifts and factors of 16 groups."""
     lanes, row = min(LANES, a.n_groups - first), carray(simd.pointer(x + _EXCHANGE), LANES, np.float32)
     for values, address, every in (
         (scale, a.scales, 1),
@@ -188,7 +174,7 @@ def _write(a: Any, first: Any, x: Any, scale: Any, shift: Any, factor: Any, shif
 @njit
 def _search_scale(a: Any, x: Any) -> Any:
     """Search the scale of each group; its extreme maps to either end."""
-    lowest, highest = _extremes(a, x)
+    lowest, highest = extremes(a, x)
     extreme = simd.where_less(highest, simd.sub(splat(0), lowest), lowest, highest)
     best, least = splat(0), splat(LARGE)
     for end in (a.low, a.high):
@@ -225,7 +211,6 @@ def _fit_factor(a: Any, x: Any, factor: Any, scale: Any) -> Any:
 
 @njit
 def _search_scales(a: Any, x: Any, target: Any) -> Any:
-    """Search integer scales of groups and a factor of each block."""
     extreme = _block_extremes(a, x, target)
     best, best_factor, least = splat(0), splat(0), splat(LARGE)
     for end in (a.scale_low, a.scale_high):
@@ -278,7 +263,7 @@ def _fit_line(a: Any, x: Any, scale: Any, shift: Any, sums: Any) -> Any:
 @njit
 def _search_line(a: Any, x: Any) -> Any:
     """Search scale and shift of each group alone; returns its sums too."""
-    lowest, highest = _extremes(a, x)
+    lowest, highest = extremes(a, x)
     sums = _weighted_sums(a, x)
     if a.groups > 1:
         lowest = simd.minimum(lowest, splat(0))
@@ -298,7 +283,6 @@ def _search_line(a: Any, x: Any) -> Any:
 
 @njit
 def _choose_line(a: Any, x: Any, factors: Any, targets: Any, sums: Any) -> Any:
-    """Integer scales and shifts of least error around targets, and their errors."""
     factor, shift_factor = factors
     target, target_shift = targets
     total, n = sums
@@ -321,10 +305,7 @@ def _choose_line(a: Any, x: Any, factors: Any, targets: Any, sums: Any) -> Any:
 
 @njit
 def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, sums: Any) -> Any:
-    """Least-squares factors for given integers and codes.
-
-    There are two unknowns, of u = scale * code and of -shift.
-    """
+    """Least-squares factors, of u = scale * code and of -shift."""
     factor, shift_factor = factors
     total, n = sums
     q1, q2, qx = _moments(a, x, simd.mul(factor, scale), simd.mul(shift_factor, shift))
@@ -347,7 +328,6 @@ def _fit_factors(a: Any, x: Any, factors: Any, scale: Any, shift: Any, sums: Any
 
 @njit
 def _search_lines(a: Any, x: Any, targets: Any, sums: Any) -> Any:
-    """Search integer scales and shifts of groups, and factors of each block."""
     largest, largest_shift = _block_extremes(a, x, targets[0]), _block_extremes(a, x, targets[1])
     best, best_shift, best_factor, best_shift_factor = splat(0), splat(0), splat(0), splat(0)
     least = splat(LARGE)

@@ -28,7 +28,7 @@ float32 [n_expert], is added for the choice alone, if it is not 0. `scoring` is 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
 
-GATHER = record("x", "out", "row_bytes", "rows", "n_used")
+GATHER = record("x", "out", "stride", "rows", "n_used")
 COMBINE = record("x", "x_stride", "out", "out_stride", "width", "slots", "weights", "n_used")
 
 RESCALE = record("x", "x_stride", "out", "out_stride", "width", "starts", "n_expert", "scale", "bias", "bias_stride")
@@ -42,7 +42,6 @@ _EXCLUDED = np.float32(-np.inf)
 
 @njit(inline="always")
 def _scores(scoring: Any, logits: Any, p: Any) -> Any:
-    """Scores of all experts, and the sum to divide by."""
     if scoring == 1:
         top = logits[0]
         for e in range(1, len(logits)):
@@ -65,10 +64,7 @@ def _scores(scoring: Any, logits: Any, p: Any) -> Any:
 
 @njit(inline="always")
 def _exclude_groups(score: Any, group_score: Any, n_groups: Any, n_used: Any) -> None:
-    """Exclude the experts outside of the best groups.
-
-    A group's score is the sum of its two largest ones.
-    """
+    """Exclude all but the groups of the best two scores' sum."""
     size = len(score) // n_groups
     for group in range(n_groups):
         first = second = _EXCLUDED
@@ -174,27 +170,21 @@ def sort(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def gather(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Copy rows of activations to their slots.
-
-    A slot is a unit of work.
-    """
+    """Copy rows of activations to their slots, units of work."""
     a, r = carray(simd.pointer(args), 1, GATHER)[0], carray(simd.pointer(run), 1, RUN)[0]
     n_slots = (r.n_rows - r.first_row) * a.n_used
     first, last = share(n_slots, thread, n_threads)
     rows = carray(simd.pointer(a.rows), n_slots, np.int64)
     for slot in range(first, last):
-        source = carray(simd.pointer(a.x + rows[slot] * a.row_bytes), a.row_bytes, np.uint8)
-        target = carray(simd.pointer(a.out + slot * a.row_bytes), a.row_bytes, np.uint8)
-        for i in range(a.row_bytes):
+        source = carray(simd.pointer(a.x + rows[slot] * a.stride), a.stride, np.uint8)
+        target = carray(simd.pointer(a.out + slot * a.stride), a.stride, np.uint8)
+        for i in range(a.stride):
             target[i] = source[i]
 
 
 @kernel
 def weigh(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Multiply rows by the weights of their experts, into slots.
-
-    A row is a unit of work.
-    """
+    """Multiply rows (units of work) by their experts' weights, into slots."""
     a, r = carray(simd.pointer(args), 1, WEIGH)[0], carray(simd.pointer(run), 1, RUN)[0]
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
@@ -208,10 +198,7 @@ def weigh(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def combine(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Weighted sum of each token's slots.
-
-    Most probable expert first. A row is a unit of work.
-    """
+    """Weighted sum of a row's slots, the most probable expert first."""
     a, r = carray(simd.pointer(args), 1, COMBINE)[0], carray(simd.pointer(run), 1, RUN)[0]
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
     for row in range(r.first_row + first, r.first_row + last):
@@ -227,10 +214,7 @@ def combine(args: int, run: int, thread: int, n_threads: int) -> None:
 
 @kernel
 def rescale(args: int, run: int, thread: int, n_threads: int) -> None:
-    """Scale each expert's products and add its bias.
-
-    A slot is a unit of work.
-    """
+    """Scale each expert's products, add its bias; unit of work: a slot."""
     a = carray(simd.pointer(args), 1, RESCALE)[0]
     starts = carray(simd.pointer(a.starts), a.n_expert + 1, np.int64)
     first, last = share(starts[a.n_expert], thread, n_threads)

@@ -161,10 +161,7 @@ def _scales_and_mins(packed: Any, fields: Any) -> None:
 
 @integer_format(TensorType.Q8_0, planes=(8,), bias_bits=7)
 def q8_0(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """Block layout: d, int8 codes.
-
-    An int8 is biased by flipping its sign bit.
-    """
+    """Block layout: d, int8 codes, biased by flipping their sign bits."""
     for i in range(32):
         codes[i] = block[2 + i] ^ 0x80
     fields[0] = u16(block, 0)
@@ -303,10 +300,7 @@ def mxfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
     bias_bits=4, table=_E2M1_TABLE,
 )  # fmt: skip
 def nvfp4(block: Bytes, codes: Bytes, fields: Fields) -> None:
-    """Block layout: 4 scales, nibbles of 16 numbers each.
-
-    A scale has no sign, and 127 stands for 0.
-    """
+    """Block layout: 4 scales (without sign, 127 is 0), nibbles of 16."""
     for part in range(4):
         fields[part] = 0 if block[part] == 127 else block[part] & 127
         for i in range(8):

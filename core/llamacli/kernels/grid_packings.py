@@ -96,10 +96,7 @@ def _even_signs(bits: Any) -> Any:
 
 @njit(inline="always")
 def _signed(levels: Any, signs: Any, first: Any, sign_bit: Any, codes: Any) -> None:
-    """Write codes of levels with their signs from `first` on.
-
-    `signs` are the signs of 8 codes, a bit each.
-    """
+    """Write codes of levels from `first` on, with `signs` of 8 codes."""
     for i in range(len(levels)):
         codes[first + i] = levels[i] | (signs >> (first % 8 + i) & 1) << sign_bit
 
@@ -119,7 +116,6 @@ def _put_nibble(fields: Any, first: Any, i: Any, nibble: Any) -> None:
 
 
 def _signed_table(*levels: int, bias: int) -> tuple[int, ...]:
-    """Numbers plus `bias`: by level, then negative by level."""
     return tuple(bias + sign * level for sign in (1, -1) for level in levels)
 
 

@@ -36,10 +36,7 @@ def group_weights(weights: npt.NDArray[np.float32] | None, size: int) -> npt.NDA
 
 
 def stack_rows(n: int) -> Any:
-    """Function that returns the address of `n` rows on the stack.
-
-    They are whole cache lines.
-    """
+    """Function that returns the address of `n` stack rows, whole cache lines."""
 
     def rows(b: ir.Builder) -> ir.Value:
         return ir.stack(b, n * ROW)
@@ -69,6 +66,16 @@ def inverse(x: Any) -> Any:
 def round_clamped(x: Any, low: Any, high: Any) -> Any:
     """Nearest integer within a range."""
     return simd.maximum(simd.minimum(simd.rint(x), splat(high)), splat(low))
+
+
+@njit
+def extremes(a: Any, x: Any) -> Any:
+    """Smallest and largest number of each group, whose rows begin at x."""
+    lowest = highest = simd.load(x)
+    for place in range(x + ROW, x + a.size * ROW, ROW):
+        number = simd.load(place)
+        lowest, highest = simd.minimum(lowest, number), simd.maximum(highest, number)
+    return lowest, highest
 
 
 @njit

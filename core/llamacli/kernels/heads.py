@@ -11,10 +11,7 @@ from llamacli.kernels.layout import LANES
 
 @njit(inline="always")
 def copy_f32(x: Any, out: Any, n: Any) -> None:
-    """Copy n float32 numbers from address x to address out.
-
-    Memory beyond them is neither read nor written.
-    """
+    """Copy n float32 numbers from x to out, touching none beyond."""
     n_vector = n // LANES * LANES
     for i in range(0, 4 * n_vector, 4 * LANES):
         simd.store(out + i, simd.load(x + i))

@@ -91,10 +91,7 @@ class _Progress:
         self._end()
 
     def wait(self, name: str) -> bool:
-        """Wait until the program goes on from a kernel.
-
-        False if it has not begun it, or takes too long.
-        """
+        """Wait for a kernel; False if not begun, or after too long."""
         with self._changed:
             ended = self._changed.wait_for(lambda: not self._begun or self._begun[-1] != name, _PATIENCE_S)
             return ended and name in self._begun

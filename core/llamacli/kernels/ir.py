@@ -42,10 +42,7 @@ Value: TypeAlias = ir.Value
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 def load(b: Builder, address: Value, kind: ir.Type) -> Value:
-    """Load a value of `kind` from a byte address.
-
-    The address need not be aligned.
-    """
+    """Load a value of `kind` from a byte address, aligned or not."""
     return b.load(b.inttoptr(address, kind.as_pointer()), align=1)
 
 
@@ -60,20 +57,14 @@ def offset(b: Builder, address: Value, n_bytes: int) -> Value:
 
 
 def prefetch(b: Builder, address: Value, n_bytes: int, level: int = 1) -> None:
-    """Prefetch the cache lines of `n_bytes` bytes.
-
-    They go to the cache of the given level, 1 or 2.
-    """
+    """Prefetch the cache lines of `n_bytes` to cache `level` 1 or 2."""
     for line in range(0, n_bytes, 64):
         pointer = b.inttoptr(offset(b, address, line), I8.as_pointer())
         call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(4 - level), I32(1))
 
 
 def keep_order(b: Builder) -> None:
-    """Keep loads and prefetches on their side of this point.
-
-    In machine code it is no instruction: the processor does not wait.
-    """
+    """Keep loads and prefetches on their side, without a machine instruction."""
     b.fence("seq_cst", "singlethread")
 
 
@@ -146,10 +137,7 @@ def broadcast_i32(b: Builder, address: Value) -> Value:
 
 
 def broadcasts_i32(b: Builder, address: Value, n: int) -> list[Value]:
-    """Broadcast n consecutive int32, each to a vector of its own.
-
-    n is a multiple of 4.
-    """
+    """Broadcast n consecutive int32, each to its own vector; 4 divides n."""
     if isa() not in ARM:
         return [broadcast_i32(b, offset(b, address, 4 * i)) for i in range(n)]
     # ARM multiplies by a lane of a register, so four of them share one.
@@ -217,10 +205,7 @@ def first_lanes(b: Builder, x: Value, count: Value, otherwise: Value) -> Value:
 
 
 def _fold(b: Builder, x: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
-    """Reduce all lanes pairwise to a scalar.
-
-    The order is always the same.
-    """
+    """Reduce all lanes pairwise to a scalar, always in one order."""
     lanes = x.type.count
     while lanes > 1:
         lanes //= 2
@@ -268,10 +253,7 @@ _EXP_MIN, _EXP_MAX = -87.0, 88.0
 
 
 def exp(b: Builder, x: Value) -> Value:
-    """e^x for each lane, x clamped to -87 and 88.
-
-    e^-87 is about 1e-38.
-    """
+    """e^x for each lane, x clamped to -87 and 88."""
     x = b.select(b.fcmp_ordered("<", x, constant(F32X16, _EXP_MAX)), x, constant(F32X16, _EXP_MAX))
     x = maximum(b, x, constant(F32X16, _EXP_MIN))
     n = rint(b, b.fmul(x, constant(F32X16, _LOG2E)))
@@ -290,10 +272,7 @@ _ATANH = (1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3)
 
 
 def log(b: Builder, x: Value) -> Value:
-    """Natural logarithm of each lane.
-
-    Lanes must be positive normal numbers; the error is at most 2 units in the last place.
-    """
+    """Natural logarithm of positive normal lanes, within 2 ulp."""
     bits = b.bitcast(x, I32X16)
     # 0x3F3504F3 is sqrt(1/2): subtracting it before the exponent is extracted brings m to its range.
     shifted = b.sub(bits, constant(I32X16, 0x3F3504F3))
@@ -384,7 +363,6 @@ def dots_u8s8(b: Builder, total: Value, pairs: Sequence[tuple[Value, Value]], bi
 
 
 def _dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
-    """Dot product by an instruction, or in plain IR."""
     if isa() in _DOTS:
         lanes, name = _DOTS[isa()]
         return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts),
@@ -457,18 +435,12 @@ def _in_parts(b: Builder, n: int, f: Callable[..., Value], *vectors: Value) -> V
 
 
 def _pair_sums(b: Builder, unsigned: Value, signed: Value) -> Value:
-    """int16x16 sums of two products of 32 bytes each.
-
-    The unsigned bytes are at most 128, so that a sum fits int16.
-    """
+    """int16x16 sums of two products each; unsigned bytes up to 128 fit."""
     return call(b, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), unsigned, signed)
 
 
 def _pair_sums_signed(b: Builder, x: Value, y: Value) -> Value:
-    """int16x16 sums of two products of 32 signed bytes each.
-
-    The sign of x is moved to y.
-    """
+    """int16x16 sums of two signed products each; x's sign moves to y."""
     moved = call(b, "llvm.x86.avx2.psign.b", y.type, y, x)
     return _pair_sums(b, call(b, "llvm.abs.v32i8", x.type, x, ir.IntType(1)(0)), moved)
 
@@ -509,10 +481,7 @@ def loop(
 
 
 def expose(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate an IR emitter to be callable from Numba code.
-
-    `result` and `params` are its Numba types.
-    """
+    """Decorate an IR emitter for Numba; `result` and `params` are types."""
     import inspect
 
     from llamacli.kernels.deferred import intrinsic

@@ -127,10 +127,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def _tiles_permitted() -> bool:
-    """Ask Linux for the permission of this process to use AMX.
-
-    It holds for all threads, and for processes that are forked.
-    """
+    """Ask Linux to permit AMX, for all threads and forked processes."""
     return sys.platform == "linux" and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 

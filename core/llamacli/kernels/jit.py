@@ -102,10 +102,7 @@ class _Entry:
         return link_entry(data) if data else None
 
     def _read(self) -> bytes:
-        """Read the file.
-
-        b"" if there is none, or if other users may have written it.
-        """
+        """Read the file; b"" if missing, or if others may write it."""
         if self._path is None:
             return b""
         try:
@@ -141,10 +138,7 @@ class _Entry:
 
 
 def link_entry(data: bytes) -> int | None:
-    """Link the code of a cache entry.
-
-    Returns its address; None if it is damaged, or needs what this process has not.
-    """
+    """Link a cache entry; its address, None if damaged or unusable here."""
     line, _, code = (without_checksum(data) or b"").partition(b"\n")
     if not line:
         return None
@@ -161,7 +155,6 @@ def _numba_version() -> str:
 
 
 def _touch(file: Path) -> None:
-    """Set the file's time of last use to now."""
     with contextlib.suppress(OSError):
         os.utime(file)
 
@@ -249,10 +242,7 @@ class Compiled:
         return f"{self.name}-{source_digest(self._module)}.kernel"
 
     def compile(self) -> int:
-        """Compile it or load it from the cache, once.
-
-        Returns the address of the machine code.
-        """
+        """Compile it, or load it, once; returns the machine code's address."""
         if self._address is None:
             with _compiling:
                 if self._address is None:
@@ -269,10 +259,7 @@ class Compiled:
         return bool(folder and (folder / self.file_name).exists()) or self.file_name in pack(fingerprint())
 
     def make_entry(self) -> bytes:
-        """Compile it.
-
-        Returns the contents of its cache file.
-        """
+        """Compile it; returns the contents of its cache file."""
         from llamacli.kernels.compiler import compile_function
 
         symbol, code = compile_function(self._to_compile(), self._signature, self.name)
@@ -332,10 +319,7 @@ class Kernel(Compiled):
 
     @functools.cached_property
     def name(self) -> str:
-        """Name of the code in the cache.
-
-        It is read late: all that the code refers to must be defined.
-        """
+        """Name in the cache, read late: all it refers to must exist."""
         digest = function_digest(self._function, *self._parts)
         return super().name + (f"_{digest}" if digest else "")
 

@@ -17,9 +17,12 @@ from llamacli.kernels.work import rows_of, share
 
 MAX_OPERANDS = MAX_CONSTANTS = 4
 
+OPERANDS = tuple(f"x{i}" for i in range(MAX_OPERANDS))
+CONSTANTS = tuple(f"c{i}" for i in range(MAX_CONSTANTS))
+
 LANEWISE = record(
-    *(f"x{i}" for i in range(MAX_OPERANDS)), *(f"stride{i}" for i in range(MAX_OPERANDS)), "out", "out_stride", "width",
-    "slots", **{f"c{i}": np.float32 for i in range(MAX_CONSTANTS)},
+    *OPERANDS, *(f"{name}_stride" for name in OPERANDS), "out", "out_stride", "width", "slots",
+    **dict.fromkeys(CONSTANTS, np.float32),
 )  # fmt: skip
 """Operands: their addresses, and the bytes between their rows, 0 for a vector that all rows share; then constants."""
 
@@ -176,7 +179,6 @@ def _emit(b: ir.Builder, formula: Formula, operands: Sequence[ir.Value], constan
 
 
 def _digest(formula: Formula, n_operands: int, n_constants: int) -> str:
-    """Hexadecimal hash of a formula's instructions."""
     kinds = [ir.F32X16] * n_operands + [ir.F32] * n_constants
     function = llvm.Function(llvm.Module(), llvm.FunctionType(ir.F32X16, kinds), "formula")
     b = ir.Builder(function.append_basic_block())
@@ -213,8 +215,8 @@ def _lanewise(variant: str, formula: Formula, is_scalar: Sequence[bool], n_const
         row, block = first_row + first // n_blocks, first % n_blocks
         for _ in range(first, last):
             start = ACTIVATION_BLOCK * block
-            x0, x1 = a.x0 + row * a.stride0, a.x1 + row * a.stride1
-            x2, x3 = a.x2 + row * a.stride2, a.x3 + row * a.stride3
+            x0, x1 = a.x0 + row * a.x0_stride, a.x1 + row * a.x1_stride
+            x2, x3 = a.x2 + row * a.x2_stride, a.x3 + row * a.x3_stride
             out = a.out + row * a.out_stride
             for column in range(start, start + ACTIVATION_BLOCK, LANES):
                 apply(x0, x1, x2, x3, a.c0, a.c1, a.c2, a.c3, 4 * column, out, a.width - column)

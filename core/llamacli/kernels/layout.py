@@ -15,10 +15,7 @@ LANES = 16
 
 
 def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void]:
-    """Record type of a kernel's parameters.
-
-    int64 fields (counts, addresses), then floats of the named types.
-    """
+    """Record type of parameters: int64 fields, then floats of named types."""
     return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
 
 
@@ -45,6 +42,13 @@ RECURRENT_ENTRY = 24
 STATE_FIELDS = ("entry", "zeros", "n_numbers")
 """Fields of the records of kernels with recurrent states. `entry`: bytes of the state's entry in
 KVSequence.addresses; `zeros`: address of a state of zeros; `n_numbers`: float32 numbers of a state."""
+
+CACHE_FIELDS = (
+    "layer", "n_head", "n_head_kv", "head_dim", "value_dim", "values_in_keys", "window", "chunk", "cells",
+    "cells_stride",
+)  # fmt: skip
+"""Fields of the records of kernels that read the cache. `n_head`: heads of queries, which share the `n_head_kv` heads
+of keys and values in groups; `cells`: memory of `cells_stride` bytes for each thread, see `llamacli.kernels.cached`."""
 
 STATE, SOURCE, TARGET, KEPT = RECURRENT_SLOTS = range(4)
 """Slots of the page table of recurrent states. STATE: after the cached tokens. KEPT: after some of them, to which the

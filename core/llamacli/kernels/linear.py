@@ -50,7 +50,6 @@ def _wide() -> int:
 
 
 def _product(packing: Packing) -> Callable[..., None]:
-    """Function of a matrix product, to be compiled."""
     tile, wide = tile_of(packing), _wide()
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:

@@ -81,7 +81,6 @@ def _step(typingctx: Any, n: Any, decay_kind: Any, correction: Any, has_bonus: A
         dts = [ir.load(bld, ir.offset(bld, w, at), ir.F32X16) for at in columns] if decays == MATRIX else []
 
         def number(base: ir.Value, i: ir.Value) -> ir.Value:
-            """Number i of a vector, in every lane."""
             return ir.broadcast_f32(bld, bld.add(base, bld.mul(i, ir.I64(4))))
 
         def decay_of(i: ir.Value) -> list[ir.Value]:

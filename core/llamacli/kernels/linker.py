@@ -27,10 +27,7 @@ _ELF, _SYMBOL_TABLE = (b"\x7fELF", 2), 2
 
 
 def undefined_symbols(code: bytes) -> list[str] | None:
-    """Names that ELF object code refers to and does not define.
-
-    None for object code of other systems, which may need anything.
-    """
+    """Undefined names in ELF object code; None for other systems' code."""
     magic, bits, sections_at, section_bytes, n_sections = _HEADER.unpack_from(code)
     if (magic, bits) != _ELF:
         return None
@@ -48,10 +45,7 @@ def undefined_symbols(code: bytes) -> list[str] | None:
 
 
 def calls_numba(needs: Iterable[str] | None) -> bool:
-    """True if code may call functions of Numba or Python.
-
-    `needs` are its `undefined_symbols`.
-    """
+    """True if code with these `undefined_symbols` may call Numba or Python."""
     return needs is None or any(name.startswith(("NRT_", "numba_", "Py", "_Py")) for name in needs)
 
 

@@ -156,8 +156,6 @@ class FieldKind:
 
 
 class _Loads:
-    """Lazily loaded vectors of a field."""
-
     def __init__(self, b: ir.Builder, kind: FieldKind, address: ir.Value):
         self._b, self._kind, self._address = b, kind, address
         self._loaded: dict[int, Any] = {}

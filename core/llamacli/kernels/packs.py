@@ -53,10 +53,7 @@ def packed(target: str, entries: Mapping[str, bytes]) -> bytes:
 
 
 class Pack:
-    """Pack of this process's instruction set, empty if it cannot be used.
-
-    Why not is logged at level INFO.
-    """
+    """Pack of this process's instruction set; empty, with a log, if unusable."""
 
     def __init__(self, path: Path, target: str):
         self._path, self._data = path, b""

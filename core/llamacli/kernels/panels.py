@@ -90,8 +90,6 @@ def emit_panel(
 
 
 def _panel(packing: FloatPacking, n_tokens: int, n_tiles: int) -> Any:
-    """`emit_panel` for Numba."""
-
     def panel(b: ir.Builder, panel: Any, stride: Any, n_blocks: Any, x: Any, x_stride: Any, sums: Any) -> None:
         emit_panel(b, packing, n_tokens, n_tiles, panel, stride, n_blocks, x, x_stride, sums)
 
@@ -99,8 +97,6 @@ def _panel(packing: FloatPacking, n_tokens: int, n_tiles: int) -> Any:
 
 
 def _widened(packing: FloatPacking) -> Any:
-    """`emit_widened` for Numba."""
-
     def widened(b: ir.Builder, weight: Any, out: Any) -> None:
         emit_widened(b, packing, weight, out)
 

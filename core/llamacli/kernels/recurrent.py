@@ -31,7 +31,6 @@ def last_row(rows: Any, first: Any, n_rows: Any) -> Any:
 
 @njit(inline="always")
 def _entry(rows: Any, row: Any, entry: Any) -> Any:
-    """Address of the entry of a row's state."""
     return carray(simd.pointer(rows), row + 1, ROW)[row].kv + entry
 
 
@@ -48,7 +47,6 @@ def _state(rows: Any, row: Any, entry: Any, slot: Any) -> Any:
 
 @njit(inline="always")
 def _copy(source: Any, target: Any, first: Any, last: Any) -> None:
-    """Copy numbers `first` to `last` - 1 of a state."""
     old, new = carray(simd.pointer(source), last, np.float32), carray(simd.pointer(target), last, np.float32)
     for i in range(first, last):
         new[i] = old[i]

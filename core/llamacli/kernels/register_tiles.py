@@ -46,10 +46,7 @@ def emit_tile(
     b: ir.Builder, packing: Packing, n_tokens: int, weight: ir.Value, n_blocks: ir.Value, x: ir.Value,
     x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, residual: ir.Value,
 ) -> None:  # fmt: skip
-    """Emit the product of a tile of 16 rows with n tokens.
-
-    The order of every sum is fixed.
-    """
+    """Emit the product of 16 rows with n tokens, in fixed order."""
     multiply = _multiplier(packing)
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
@@ -73,7 +70,6 @@ def emit_tile(
 
 
 def _multiplier(packing: Packing) -> Callable[..., list[ir.Value]]:
-    """Function that adds the products of a block."""
     if packing.activation in INTEGER_FORMS:
         return _integer_block
     return _pair_block if packing.activation == "bf16_pairs" else _float_block
@@ -170,7 +166,6 @@ def _in_order(b: ir.Builder, block: Block, n_tokens: int) -> Iterator[tuple[int,
 
 
 def _bias(block: Block) -> int:
-    """Bias that dot products leave in codes."""
     return (0 if block.bias_bits is None else 2**block.bias_bits) - ir.dot_bias(block.code_bits)
 
 
@@ -209,12 +204,10 @@ def _start(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value) ->
 
 
 def _wrapped(number: int) -> ir.Value:
-    """Integer modulo 2^32, as int32."""
     return ir.I32(number % 2**32)
 
 
 def _extend(b: ir.Builder, block: Block, group: Group, part: int, x: ir.Value, chains: list[ir.Value]) -> None:
-    """Add the dot products of a part of a group to chains."""
     n = len(group.codes) // len(group.terms)
     fours = ir.broadcasts_i32(b, ir.offset(b, x, 4 * part * n), n)
     pairs = [(code, b.bitcast(four, ir.I8X64)) for code, four in zip(group.codes[part * n :], fours, strict=False)]

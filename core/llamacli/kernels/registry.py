@@ -35,10 +35,7 @@ def packings() -> dict[TensorType, Packing]:
 
 @functools.cache
 def packings_for(instructions: str) -> dict[TensorType, Packing]:
-    """Packings of the core's tensor types for an instruction set.
-
-    Only those of floats differ between instruction sets.
-    """
+    """Packings for an instruction set; only those of floats depend on it."""
     f16 = FloatPacking(TensorType.F16, np.uint16, lambda b, address: [ir.load_f16(b, address)], "f16")
     bf16 = FloatPacking(TensorType.BF16, np.uint16, ir.load_bf16_pairs, "bf16", adjacent=2)
     if instructions == "avx512bf16":
@@ -71,10 +68,7 @@ def packing_of(kind: int) -> Packing | None:
 
 
 def kinds() -> list[IntEnum]:
-    """Tensor types that have kernels.
-
-    Plugins' types whose packing is broken are logged and left out.
-    """
+    """Tensor types that have kernels; broken packings of plugins are logged."""
     found: list[IntEnum] = list(packings())
     for fmt in FORMATS.values():
         if fmt.packing is not None:

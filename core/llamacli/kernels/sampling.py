@@ -41,10 +41,7 @@ def _any_from(x: Any, start: int, stop: int, threshold: Any) -> bool:
 
 @array_function("float32(float32[::1], float32[::1])")
 def kth_largest(logits: Any, heap: Any) -> Any:
-    """k-th largest logit.
-
-    k is the length of `heap`, which is scratch.
-    """
+    """k-th largest logit; `heap` is scratch of length k."""
     return _kth_largest(logits, len(logits), heap, len(heap))
 
 
@@ -113,10 +110,7 @@ def _log_sum_exp(logits: Any, n: int, largest: float) -> float:
 
 @array_function("float64(float32[::1], float64, float64)")
 def entropy(logits: Any, largest: float, log_total: float) -> float:
-    """Entropy in nats: the expected surprise.
-
-    `log_total` is the logits' log_sum_exp.
-    """
+    """Entropy in nats; `log_total` is the logits' log_sum_exp."""
     expected = 0.0
     for i in range(len(logits)):
         surprise = log_total - (np.float64(logits[i]) - largest)
@@ -134,10 +128,7 @@ def softmax(logits: Any, largest: float, log_total: float, out: Any) -> None:
 
 
 def falling_order(keys: Any) -> Any:
-    """Indices that sort float32 keys in falling order, int32 [n].
-
-    Among equal keys the first index is first.
-    """
+    """Indices that sort float32 keys in falling order, int32 [n], stable."""
     bits = (keys + np.float32(0)).view(np.uint32)  # no minus zero
     if len(keys) <= _FEW:
         return np.argsort(np.where(bits >> 31, bits, bits ^ _VALUE), kind="stable").astype(np.int32)

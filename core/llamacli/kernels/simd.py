@@ -12,10 +12,7 @@ from llamacli.kernels.deferred import Deferred, types
 
 
 def _vector_type() -> Any:
-    """Numba type of a vector of 16 float32.
-
-    It lies in one register, or in several narrower ones.
-    """
+    """Numba type of 16 float32, in one register or several narrower."""
     from numba.core import types
     from numba.extending import models, register_model
 
@@ -96,19 +93,13 @@ def div(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @ir.expose(f32x16, f32x16, f32x16, f32x16, f32x16)
 def where_less(b: ir.Builder, x: ir.Value, y: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
-    """`then` in the lanes where x < y, else `otherwise`.
-
-    `otherwise` too where x or y is NaN.
-    """
+    """`then` in the lanes where x < y, else `otherwise`, as for NaN."""
     return b.select(b.fcmp_ordered("<", x, y), then, otherwise)
 
 
 @ir.expose(f32x16, f32x16, i64)
 def butterfly(b: ir.Builder, x: ir.Value, size: ir.Value) -> ir.Value:
-    """Hadamard transform of each `size` lanes, not normalised.
-
-    `size` is a power of two up to 16.
-    """
+    """Hadamard transform of each `size` lanes, a power of two, not normalised."""
     for half in (1, 2, 4, 8):
         signs = ir.ir.Constant(ir.F32X16, [-1.0 if lane & half else 1.0 for lane in range(ir.LANES)])
         halved = ir.fma(b, x, signs, ir.exchange_lanes(b, x, half))
@@ -142,10 +133,7 @@ def f16_bits(b: ir.Builder, value: ir.Value) -> ir.Value:
 
 @ir.expose(void, i64, f32)
 def write_bf16(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
-    """Store a float32 rounded to bfloat16.
-
-    Ties to even; NaN stays NaN.
-    """
+    """Store a float32 as bfloat16, ties to even; NaN stays NaN."""
     bits = b.bitcast(value, ir.I32)
     upper = b.lshr(bits, ir.I32(16))
     rounded = b.lshr(b.add(bits, b.add(ir.I32(0x7FFF), b.and_(upper, ir.I32(1)))), ir.I32(16))

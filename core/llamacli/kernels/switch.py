@@ -9,8 +9,5 @@ import os
 
 @functools.cache
 def jit_disabled() -> bool:
-    """True if NUMBA_DISABLE_JIT forbids to compile kernels.
-
-    Read once, as Numba reads it when it is imported.
-    """
+    """True if NUMBA_DISABLE_JIT forbids compiling; read once, as by Numba."""
     return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")

@@ -117,13 +117,11 @@ def _compare_exchange(b: ir.Builder, address: ir.Value, expected: ir.Value, valu
 
 @ir.expose(types.void)
 def _pause(b: ir.Builder) -> None:
-    """Emit the CPU's spin-loop hint."""
     if architecture(target()[0]) == "x86_64":
         ir.call(b, "llvm.x86.sse2.pause", ir.ir.VoidType())
 
 
 def _system(b: ir.Builder, posix: str, windows: str, *addresses: ir.Value) -> None:
-    """Call a function of the operating system on some addresses."""
     name, result = (posix, ir.I32) if os.name == "posix" else (windows, ir.ir.VoidType())
     if name:
         ir.call(b, name, result, *(b.inttoptr(address, ir.I8.as_pointer()) for address in addresses))
@@ -151,7 +149,6 @@ def _release(b: ir.Builder, lock: ir.Value) -> None:
 
 @ir.expose(types.void, _i64)
 def _signal(b: ir.Builder, condition: ir.Value) -> None:
-    """Wake all threads that wait."""
     _system(b, "pthread_cond_broadcast", "WakeAllConditionVariable", condition)
 
 
@@ -167,13 +164,11 @@ def _wait(b: ir.Builder, condition: ir.Value, lock: ir.Value) -> None:
 
 @njit
 def _phase(state: int) -> int:
-    """Number of the published phase."""
     return _atomic_load(state + 8 * _PHASE) >> _FIRST_STEP_BITS
 
 
 @njit
 def _wake(state: int) -> None:
-    """Wake the threads that sleep, if any do."""
     if _atomic_load(state + 8 * _SLEEPERS):
         _acquire(state + 8 * _LOCK)
         _signal(state + 8 * _CONDITION)
@@ -182,20 +177,14 @@ def _wake(state: int) -> None:
 
 @njit
 def _claim(state: int, share: int, phase: int) -> bool:
-    """Claim a share of a phase.
-
-    False if another thread has claimed it, or if the phase is over.
-    """
+    """Claim a share; False if it is claimed or the phase over."""
     claim = state + 8 * (_CLAIMS + _CLAIM_WORDS * share)
     return _atomic_load(claim) == phase - 1 and _compare_exchange(claim, phase - 1, phase) != 0
 
 
 @njit
 def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
-    """Compute a claimed share.
-
-    If it is the last to end, publish the next phase.
-    """
+    """Compute a claimed share; the last to end publishes the next phase."""
     # A claimed share keeps the job and the phase from ending: their words are this phase's.
     steps, stop, run = (
         _atomic_load(state + 8 * _STEPS),
@@ -227,10 +216,7 @@ def _compute(state: int, share: int, n_threads: int, phase: int) -> None:
 
 @njit
 def _take_over(state: int, thread: int, n_threads: int, phase: int) -> bool:
-    """Compute the shares of a phase that no thread has begun.
-
-    True if there were any.
-    """
+    """Compute a phase's shares that no thread has begun; True if any."""
     taken = False
     for i in range(1, n_threads):
         share = (thread + i) % n_threads
@@ -242,10 +228,7 @@ def _take_over(state: int, thread: int, n_threads: int, phase: int) -> bool:
 
 @njit
 def _sleep(state: int, thread: int, phase: int) -> None:
-    """Sleep until another phase is published.
-
-    Thread 0 also wakes when the job has finished.
-    """
+    """Sleep until another phase is published, thread 0 until the job ends."""
     # A thread counts itself as a sleeper before it looks again; phases are published before sleepers are counted: one
     # of the two sees the other.
     _acquire(state + 8 * _LOCK)
@@ -258,10 +241,7 @@ def _sleep(state: int, thread: int, phase: int) -> None:
 
 @njit
 def _work(state: int, thread: int, n_threads: int) -> None:
-    """Compute shares of all phases to come.
-
-    Thread 0 returns when the job has finished, others when a job says to quit.
-    """
+    """Compute shares: thread 0 until the job ends, others until they quit."""
     seen, spins, patience = 0, 0, _atomic_load(state + 8 * _TAKE_AFTER)
     while True:
         phase = _phase(state)
@@ -298,7 +278,6 @@ def _spin(address: int, n: int) -> int:
 
 @compiled("void(int64)")
 def _prepare(state: int) -> None:
-    """Initialise the lock and the condition variable of a new state."""
     _prepare_lock(state + 8 * _LOCK)
     _prepare_condition(state + 8 * _CONDITION)
 
@@ -326,7 +305,6 @@ def _run_job(state: int, steps: int, start: int, stop: int, run: int, n_threads:
 
 @compiled("void(int64, int64, int64)")
 def _worker_loop(state: int, thread: int, n_threads: int) -> None:
-    """Compute shares of all jobs until one says to quit."""
     _work(state, thread, n_threads)
 
 
@@ -345,10 +323,7 @@ class Team:
         self._start_workers()
 
     def run(self, steps: int, start: int, stop: int, run: int) -> None:
-        """Run steps `start` to `stop` - 1 of the table at an address.
-
-        `run` is the address of their shared record.
-        """
+        """Run steps `start` to `stop` - 1; `steps` and `run` are addresses."""
         assert stop < 1 << _FIRST_STEP_BITS, f"a table of {stop} steps is longer than a phase's word can hold"
         with self.lock:
             if self._pid != os.getpid():  # threads do not survive a fork

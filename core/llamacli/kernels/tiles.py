@@ -67,10 +67,7 @@ configure = ir.expose(types.void, _i64)(emit_configuration)
 
 @ir.expose(types.void)
 def release(b: ir.Builder) -> None:
-    """Free the tiles.
-
-    A change of threads need not save them then.
-    """
+    """Free the tiles, so that no change of threads saves them."""
     _tile(b, "tilerelease")
 
 
@@ -101,10 +98,7 @@ def emit_few(
     b: ir.Builder, packing: FloatPacking, n: int, weight: ir.Value, tile_bytes: ir.Value, n_blocks: ir.Value,
     x: ir.Value, x_stride: ir.Value, sums: ir.Value,
 ) -> None:  # fmt: skip
-    """Emit the product of n tiles of weights with one of tokens.
-
-    Tiles of sums are stored _SUM_BYTES apart.
-    """
+    """Emit n tiles of weights times tokens; sums lie _SUM_BYTES apart."""
     parts = _parts(packing)
     weights = [b.add(weight, b.mul(tile_bytes, ir.I64(i))) for i in range(n)]
     size = n * parts * _TILE
@@ -184,8 +178,6 @@ def emit_panel(
 
 # --- kernel ----------------------------------------------------------------------------------------------------------
 def _few(packing: FloatPacking, n: int) -> Any:
-    """`emit_few` for Numba."""
-
     def few(b: ir.Builder, weight: Any, tile_bytes: Any, n_blocks: Any, x: Any, x_stride: Any, sums: Any) -> None:
         emit_few(b, packing, n, weight, tile_bytes, n_blocks, x, x_stride, sums)
 
@@ -193,8 +185,6 @@ def _few(packing: FloatPacking, n: int) -> Any:
 
 
 def _panel(packing: FloatPacking, n: int) -> Any:
-    """`emit_panel` for Numba."""
-
     def panel(
         b: ir.Builder, panel: Any, n_blocks: Any, x: Any, x_stride: Any, sums: Any, n_tokens: Any, is_first: Any
     ) -> None:

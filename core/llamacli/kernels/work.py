@@ -10,10 +10,7 @@ from llamacli.kernels.deferred import njit
 
 @njit(inline="always")
 def share(count: Any, thread: Any, n_threads: Any) -> Any:
-    """Range of this thread's part of `count` units of work.
-
-    Returns the first and one past the last.
-    """
+    """First unit of this thread's share of `count`, and its end."""
     return thread * count // n_threads, (thread + 1) * count // n_threads
 
 

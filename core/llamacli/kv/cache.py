@@ -71,10 +71,7 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
         self._sequences: dict[int, KVSequence] | None = {}
 
     def sequence(self, seq: int) -> KVSequence:
-        """Get a sequence by number.
-
-        Raises InvalidRequestError if the number is out of range.
-        """
+        """Get a sequence by number; InvalidRequestError if it is out of range."""
         sequences = self._checked(seq)
         if seq not in sequences:
             sequences[seq] = KVSequence(self.pool, self.n_ctx_seq, self._rope_variant, self._adapters)
@@ -248,7 +245,6 @@ class KVCache(contextlib.AbstractContextManager["KVCache"]):
         self.close()
 
     def _checked(self, seq: int) -> dict[int, KVSequence]:
-        """Check a sequence number; returns the sequences that have been used."""
         sequences = self._open()
         if not is_integer(seq) or not 0 <= seq < self.n_seq_max:
             raise InvalidRequestError(f"sequence {seq!r} is not one of 0 to {self.n_seq_max - 1}")

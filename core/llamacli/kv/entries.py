@@ -59,10 +59,7 @@ class LayerKVCache:
         return [entry for entry in found if entry is not None]
 
     def append(self, key: Floats, value: Floats) -> None:
-        """Append the key and value of the next position.
-
-        Raises CacheFull; InvalidRequestError for a wrong shape.
-        """
+        """Append the next key and value; CacheFull, InvalidRequestError for wrong shapes."""
         shape = (self.num_heads, self.head_dim)
         for name, array in (("key", key), ("value", value)):
             if np.shape(array) != shape:
@@ -199,10 +196,7 @@ class MultiSequenceKVCache:
         return sequence_id in self._caches
 
     def add(self, sequence_id: int) -> ModelKVCache:
-        """Add a sequence.
-
-        Raises CacheFull if there are `max_sequences`, InvalidRequestError if the id is in use.
-        """
+        """Add a sequence; CacheFull beyond `max_sequences`, InvalidRequestError for an id in use."""
         if sequence_id in self._caches:
             raise InvalidRequestError(f"sequence {sequence_id!r} exists already")
         if len(self._caches) >= self.max_sequences:
@@ -215,10 +209,7 @@ class MultiSequenceKVCache:
         return self._caches.get(sequence_id)
 
     def remove(self, sequence_id: int) -> None:
-        """Remove a sequence and release its memory.
-
-        Raises InvalidRequestError if there is none.
-        """
+        """Remove a sequence, release its memory; InvalidRequestError if there is none."""
         if sequence_id not in self._caches:
             raise InvalidRequestError(f"there is no sequence {sequence_id!r}")
         self._caches.pop(sequence_id).close()

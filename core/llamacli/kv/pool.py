@@ -113,10 +113,7 @@ class Pages:
             table[i] = page
 
     def copy_on_write(self, table: Table, i: int) -> None:
-        """Copy the page in slot i of a table if shared.
-
-        The copy replaces it in the slot. Raises OutOfMemoryError.
-        """
+        """Replace a shared page in slot i by a copy; raises OutOfMemoryError."""
         with self._lock:
             page = int(table[i])
             if self.ref_counts[page] > 1:
@@ -144,7 +141,6 @@ class Pages:
                     del self._slabs[at]
 
     def _find_free(self) -> tuple[_Slab, int]:
-        """Find a free page and its slab, or allocate a slab."""
         self._expect_room(self.page_bytes)
         slab = next((slab for slab in self._slabs if slab.free or slab.fresh < slab.n_pages), None)
         if slab is None:
@@ -153,10 +149,7 @@ class Pages:
         return slab, slab.free[-1] if slab.free else slab.base + slab.fresh * self._stride
 
     def _assign(self, slab: _Slab, page: int, table: Table, i: int) -> None:
-        """Put a free page into slot i of a table.
-
-        It replaces a shared page if the slot holds one.
-        """
+        """Put a free page into slot i, replacing a shared one."""
         before = int(table[i])
         if before:
             self.ref_counts[before] -= 1
@@ -247,7 +240,6 @@ class KVPool:
 
 
 def _expect_room(pool: weakref.ref[KVPool], n_bytes: int) -> None:
-    """Raise OutOfMemoryError if that many bytes more exceed the pool's limit."""
     owner = pool()
     if owner is not None and owner.max_bytes is not None:
         n_used = sum(pages.n_used * pages.page_bytes for pages in owner.groups)

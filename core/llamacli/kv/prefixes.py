@@ -112,16 +112,23 @@ class PrefixIndex:
         return [kept for kept in self._kept if self._used_at[kept] <= since]
 
     @locked
+    def forget(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
+        """Evict the kept beginnings of `tokens`, a list.
+
+        They are those that a sequence like this one could reuse.
+        """
+        for kept in filter(sequence.is_like, list(self._kept)):
+            if kept.tokens == tokens[: len(kept.tokens)]:
+                self._evict(kept)
+
+    @locked
     def clear(self) -> None:
         """Evict all kept copies."""
         while self._kept:
             self._evict(self._kept[0])
 
     def _matches(self, sequence: KVSequence, tokens: Sequence[int]) -> Iterator[tuple[KVSequence, int]]:
-        """Sequences that hold a longer prefix of `tokens`, the longest first.
-
-        Yields each sequence with the length of its prefix.
-        """
+        """Sequences with longer prefixes of `tokens` and their lengths, longest first."""
         if sequence.first_stale_cell is not None:  # its cells saw removed tokens, which cells of others did not see
             return
         held, most = len(sequence.tokens), min(len(tokens) - 1, sequence.seq_len)
@@ -148,7 +155,6 @@ class PrefixIndex:
         return self._kept[min(range(len(self._kept) - 2), key=cost)]
 
     def _touch(self, kept: KVSequence) -> None:
-        """Mark a kept copy as the most recently used."""
         self._kept.remove(kept)
         self._kept.append(kept)
         self._used_at[kept] = time.monotonic()

@@ -75,10 +75,7 @@ class PromptCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int):
-        """Make the folder if there is none.
-
-        Raises OSError, also if others can write to it.
-        """
+        """Make the folder; OSError, also if other users can write to it."""
         make_own_folder(folder)
         self.folder, self.max_bytes = folder, max_bytes
         self._lock = threading.Lock()
@@ -152,7 +149,6 @@ class PromptCache:
             _log.warning("the prompt cache %s was not written: %s", path, error)
 
     def _find(self, like: KVSequence, tokens: Sequence[int], least: int) -> _Entry | None:
-        """Entry that is used for the most tokens, at least so many."""
         layout, given, most = like.pool.layout, [*tokens], min(len(tokens) - 1, like.seq_len)
         best, best_n = None, least - 1
         for entry in self._read_index(like):
@@ -176,7 +172,6 @@ class PromptCache:
             return [entry for entry in self._entries.values() if entry and entry.kind == _kind(like)]
 
     def _read_entry(self, path: Path) -> _Entry | None:
-        """Entry of a file, None if it cannot be used."""
         try:
             with open_own(path) as file:
                 header, tokens = snapshot.read_head(file)
@@ -199,7 +194,6 @@ class PromptCache:
                 entry.path.unlink(missing_ok=True)
 
     def _limit(self) -> None:
-        """Delete the least recently used files beyond the limit."""
         files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self.folder.glob(f"*{_SUFFIX}"))
         total = sum(size for _, size, _ in files)
         for _, size, path in files:

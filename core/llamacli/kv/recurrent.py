@@ -36,10 +36,7 @@ class RecurrentTable:
             self.pages.share(int(self.table[STATE]), self.table, SOURCE)
 
     def reserve(self, *, keep: bool) -> None:
-        """Allocate the pages that the next batch writes.
-
-        Raises OutOfMemoryError; the state is unchanged then.
-        """
+        """Allocate the next batch's pages; OutOfMemoryError leaves the state unchanged."""
         if keep:
             self._drop_shared(KEPT)
         for slot in (TARGET, KEPT) if keep else (TARGET,):
@@ -52,10 +49,7 @@ class RecurrentTable:
         self._drop_shared(TARGET)
 
     def committed(self) -> Table:
-        """Table after the last batch.
-
-        It is to be assigned together with the tokens.
-        """
+        """Table after the last batch, to be assigned together with the tokens."""
         return self.table[[TARGET, SOURCE, STATE, KEPT]]
 
     def rewound(self) -> Table:
@@ -82,10 +76,6 @@ class RecurrentTable:
         """Share the page of a slot, if any, with another table."""
         if self.table[slot]:
             self.pages.share(int(self.table[slot]), table, other)
-
-    def address(self, slot: int) -> int:
-        """Address of a slot's page, 0 for an empty slot."""
-        return int(self.table[slot])
 
     def clear(self) -> None:
         """Release all pages: the state is zeros."""

@@ -143,10 +143,7 @@ class KVSequence:
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
-        """Maximum bytes that `reserve` allocates for the next n tokens.
-
-        Exact without recurrent states.
-        """
+        """Maximum bytes of `reserve` for n tokens, exact without recurrent states."""
         start = len(self.tokens)
         n_bytes = 0
         for pages, table in self._cells:
@@ -253,10 +250,7 @@ class KVSequence:
         return kept if kept < n and self.can_truncate(kept) else 0
 
     def can_truncate(self, n: int) -> bool:
-        """Check that all that position n depends on is cached.
-
-        These are the cells visible from there, and the recurrent states.
-        """
+        """Check that the cells and recurrent states for position n are cached."""
         if self._recurrent is not None and 0 < n < len(self.tokens) and n != self.n_kept:
             return False
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
@@ -264,18 +258,12 @@ class KVSequence:
 
     @locked
     def fork(self) -> KVSequence:
-        """Create a sequence with the same cells, sharing all pages.
-
-        Pages are copied when one of the two sequences writes to them.
-        """
+        """Create a sequence that shares all pages, which are copied on write."""
         return self._fork(self.tokens, STATE)
 
     @locked
     def fork_before_last(self) -> KVSequence:
-        """Create a sequence without the last token, directly after `commit`.
-
-        Recurrent states before it must have been kept, see `reserve`.
-        """
+        """Fork without the last token, directly after `commit`; `reserve` keeps states."""
         return self._fork(self.tokens[:-1], KEPT)
 
     @locked
@@ -289,7 +277,6 @@ class KVSequence:
         return child
 
     def _fork(self, tokens: Sequence[int], slot: int) -> KVSequence:
-        """Create a sequence that shares all pages and a slot's states."""
         child = KVSequence(self.pool, self.seq_len, self.rope_variant, self.adapters)
         child.extend(self.extent[0])
         for (pages, table), (_, other) in zip(self._cells, child._cells, strict=True):
@@ -414,10 +401,7 @@ class KVSequence:
         self.evict(left)
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
-        """Read key and value of one cell.
-
-        They are float32 [n_head_kv, head_dim] and [n_head_kv, value_dim].
-        """
+        """Read a cell's key and value, float32 [n_head_kv, head_dim or value_dim]."""
         keys, values = self._read_page(layer, cell // PAGE)
         return keys[:, cell % PAGE], values[:, cell % PAGE]
 
@@ -537,10 +521,7 @@ class KVSequence:
         return [cells[0], cells[0][..., : spec.value_dim]] if spec.values_in_keys else cells
 
     def _parts(self, layer: int, i: int) -> list[_Part]:
-        """Stored parts of a layer in page i.
-
-        These are the keys, and the values unless they are parts of keys.
-        """
+        """Stored keys of a layer in page i, and values stored apart."""
         layout = self.pool.layout
         place, spec = layout.places[layer], layout.specs[layer]
         page = int(self.tables[place.group][i])
@@ -573,7 +554,6 @@ class KVSequence:
                 kind.write(mine.bytes, lanes, x.swapaxes(0, 1), is_key=is_key)
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
-        """Share pages `first` to `stop` - 1 of another sequence."""
         self.extend(stop)
         for (pages, table), (_, other) in zip(self._cells, source._cells, strict=True):
             for i in range(first, stop):
@@ -583,7 +563,6 @@ class KVSequence:
                     pages.share(int(other[i]), table, i)
 
     def _release_from(self, first: int) -> None:
-        """Release the pages of all cells from page `first` on."""
         for pages, table in self._cells:
             for i in np.flatnonzero(table[first : self.extent[0]]).tolist():
                 pages.release(table, first + i)
@@ -594,7 +573,6 @@ class KVSequence:
 
 
 def _expect_movable(keys: Sequence[int], failure: str) -> None:
-    """Raise InvalidRequestError for tokens whose cells are those of one place only."""
     if any(key < 0 and (is_positioned(key) or is_in_span(key)) for key in keys):
         raise InvalidRequestError(f"{failure}: there are tokens with explicit positions, or that attend to each other")
 

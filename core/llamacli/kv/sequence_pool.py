@@ -11,10 +11,7 @@ NO_LEASE = -1
 
 
 class SequencePool:
-    """Pool of a cache's sequences, the most recently released first.
-
-    Free sequences are always empty.
-    """
+    """Pool of a cache's sequences; free ones are empty, latest released first."""
 
     def __init__(self, cache: KVCache):
         self.cache = cache
@@ -34,10 +31,7 @@ class SequencePool:
         return frozenset(self._leased)
 
     def acquire(self) -> int:
-        """Lease an empty sequence.
-
-        Returns its number, or NO_LEASE if none is free.
-        """
+        """Lease an empty sequence; its number, or NO_LEASE if none is free."""
         if not self._free:
             return NO_LEASE
         seq = self._free[-1]
@@ -46,10 +40,7 @@ class SequencePool:
         return seq
 
     def release(self, seq: int) -> None:
-        """Return an empty sequence.
-
-        Raises InvalidRequestError if it is not leased, or not empty.
-        """
+        """Return a sequence; InvalidRequestError if it is not leased, or not empty."""
         self._check_leased(seq)
         if self.cache.pos_max(seq) >= 0:
             raise InvalidRequestError(f"sequence {seq} still holds tokens: evict it")
@@ -57,10 +48,7 @@ class SequencePool:
         self._free += [seq]
 
     def evict(self, seq: int) -> None:
-        """Empty a sequence and return it.
-
-        Raises InvalidRequestError if it is not leased.
-        """
+        """Empty a sequence and return it; InvalidRequestError if it is not leased."""
         self._check_leased(seq)
         self.cache.remove_range(seq)
         self.release(seq)
@@ -76,10 +64,7 @@ class SequencePool:
         self._free = [seq for seq in reversed(range(self.cache.n_seq_max)) if seq != keep]
 
     def evict_all(self) -> None:
-        """Empty and return every leased sequence.
-
-        Afterwards the highest of them is leased first.
-        """
+        """Empty and return every leased sequence; the highest is leased first then."""
         for seq in sorted(self._leased):
             self.evict(seq)
 

@@ -120,29 +120,20 @@ def state_size(sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = N
 
 
 def dump(sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any) -> bytes:
-    """Serialize sequences of one pool, by number.
-
-    `arrays` and `extra`, which must be JSON, are stored with them.
-    """
+    """Serialize sequences of one pool, with `arrays` and `extra`, which is JSON."""
     return b"".join(_signed(_chunks(sequences, arrays or {}, extra)))
 
 
 def write(
     path: str | os.PathLike[str], sequences: Mapping[int, KVSequence], *, arrays: Arrays | None = None, **extra: Any
 ) -> int:
-    """Write a state to a file, atomically.
-
-    Returns its size in bytes. Raises OSError.
-    """
+    """Write a state atomically; returns its size in bytes. Raises OSError."""
     with replacing(Path(path), overwrite=True) as file:
         return sum(file.write(chunk) for chunk in _signed(_chunks(sequences, arrays or {}, extra)))
 
 
 def read(path: str | os.PathLike[str], pool: KVPool) -> Snapshot:
-    """Read and validate a state in a file.
-
-    Raises StateError with the file's name, OSError.
-    """
+    """Read and validate a state; StateError with the file's name, OSError."""
     try:
         with open(path, "rb") as file:
             magic = file.read(len(MAGIC))
@@ -172,10 +163,7 @@ def read_head(file: BinaryIO) -> tuple[dict[str, Any], list[int]]:
 
 
 def load(data: bytes, pool: KVPool) -> Snapshot:
-    """Validate a state for sequences of a pool.
-
-    Raises StateError that names what is wrong.
-    """
+    """Validate a state for sequences of a pool; StateError names the fault."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise StateError(f"a state is bytes, not {type(data).__name__}")
     if len(data) < _FIXED.size + _DIGEST:
@@ -199,7 +187,6 @@ def load(data: bytes, pool: KVPool) -> Snapshot:
 
 
 def _describe(pool: KVPool) -> dict[str, Any]:
-    """Header fields that a state and its target pool share."""
     layout = pool.layout
     specs = [list(attrs.astuple(spec)) for spec in layout.specs]
     recurrent = [[spec.name, *spec.shape] for spec in layout.recurrent]

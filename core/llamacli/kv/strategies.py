@@ -23,10 +23,7 @@ class CacheStrategy(enum.StrEnum):
     DISABLED = "disabled"
 
     def should_cache(self, length: int, available_memory: int | None = None) -> bool:
-        """Decide if a sequence of `length` tokens is cached.
-
-        `available_memory` is in bytes, None if unknown.
-        """
+        """Decide if `length` tokens are cached; `available_memory` in bytes, or None."""
         match self:
             case CacheStrategy.ALWAYS:
                 return True

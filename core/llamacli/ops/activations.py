@@ -30,6 +30,11 @@ def gelu(v: Vocabulary, x: Any) -> Any:
     return x * v.sigmoid(_GELU * x * v.fma(x * x, 0.044715, 1.0))
 
 
+def gelu_quick(v: Vocabulary, x: Any) -> Any:
+    """x * sigmoid(1.702 x) (Hendrycks and Gimpel 2016)."""
+    return x * v.sigmoid(1.702 * x)
+
+
 def relu(v: Vocabulary, x: Any) -> Any:
     """max(x, 0)."""
     return v.maximum(x, 0.0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llamacli.kernels.kv_types.types import PAGE
 from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.columns import columns
-from llamacli.ops.lowering import NO_LIMIT, Lowering, f32, stride
+from llamacli.ops.lowering import NO_LIMIT, Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.store import KeyValues, cache_slot, head_scratch, store
 from llamacli.ops.values import Array, Param, Tensor, Value
@@ -92,14 +92,10 @@ class Attention(Op):
         state, n_past = run.states[self.layer], run.start + run.n
         keys, values = run.sequence.read(self.layer, n_past)
         n_before, n_after = self._reach(state.window)
-        n_ahead = np.maximum(run.n_ahead, n_after).tolist()
         queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim), []
         for i, heads in enumerate(queries):
             own = run.start + i
-            first = max(run.span.n_behind, own - n_before, own // state.chunk * state.chunk if state.chunk else 0)
-            seen = slice(first, min(n_past, own + 1 + n_ahead[i]))
-            if self.cross:
-                seen = slice(0, run.span.n_encoded)
+            seen = slice(0, run.span.n_encoded) if self.cross else run.seen(i, n_before, n_after, state.chunk)
             # BLAS sums in an order that depends on the layout, which must be the same however the batch was split.
             seen_keys = np.ascontiguousarray(keys[..., seen], np.float64)
             seen_values = np.ascontiguousarray(values[:, seen], np.float64)
@@ -139,28 +135,21 @@ class Attention(Op):
         from llamacli.kernels.attention import ATTENTION, attention, latent_attention
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
-        sinks = to.vector(self.sinks) if self.sinks else 0
+        sinks = to.vector(self.sinks) if self.sinks else None
         n_head = q.width // self.head_dim
-        slopes = 0 if self.alibi is None else to.memory(alibi_slopes(n_head, self.alibi).astype(np.float32))
+        slopes = None if self.alibi is None else to.memory(alibi_slopes(n_head, self.alibi).astype(np.float32))
         n_before, n_after = self._reach(state.window)
-        bias: Any = 0
+        bias = None
         if self.bias is not None:
             edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
             table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
             bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
         to.step(
-            latent_attention if state.values_in_keys else attention,
-            ATTENTION,
-            [q, cache_slot(self.layer)],
-            [out],
-            lambda at: {
-                "q": at(q), "q_stride": stride(at(q)), "out": at(out), "out_stride": stride(at(out)),
-                "group": n_head // state.n_head_kv, "n_head_kv": state.n_head_kv, "head_dim": self.head_dim,
-                "value_dim": state.value_dim, "layer": self.layer, "sinks": sinks, "slopes": slopes,
-                "window": n_before + 1, "chunk": state.chunk or NO_LIMIT, "n_after": n_after, "scale": self.scale,
-                "softcap": self.softcap or 0.0, "bias": bias, "max_distance": self.max_distance, "cross": self.cross,
-                **head_scratch(to, state),
-            },
+            latent_attention if state.values_in_keys else attention, ATTENTION, reads=[cache_slot(self.layer)],
+            q=q, out=out, group=n_head // state.n_head_kv, n_head_kv=state.n_head_kv, head_dim=self.head_dim,
+            value_dim=state.value_dim, layer=self.layer, sinks=sinks, slopes=slopes, window=n_before + 1,
+            chunk=state.chunk or NO_LIMIT, n_after=n_after, scale=self.scale, softcap=self.softcap, bias=bias,
+            max_distance=self.max_distance, cross=self.cross, scratch=head_scratch(to, state),
             work_seen=float(q.width + out.width),
         )  # fmt: skip
 

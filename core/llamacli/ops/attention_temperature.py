@@ -14,7 +14,7 @@ import numpy as np
 
 from llamacli.kernels.layout import ROW, RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Value
 
@@ -44,15 +44,8 @@ class AttentionTemperature(Op):
         """See Op."""
         x, out = f32(self.x), f32(self.out)
         to.step(
-            attention_temperature_kernel(),
-            TEMPERATURE,
-            [x],
-            [out],
-            lambda at: {
-                "x": at(x), "out": at(out), "stride": stride(at(x)), "width": x.width, "length": self.length,
-                "offset": self.offset, "scale": self.scale,
-            },
-            work_unit=x.width,
+            attention_temperature_kernel(), TEMPERATURE, x=x, out=out, width=x.width, length=self.length,
+            offset=self.offset, scale=self.scale, work_unit=x.width,
         )  # fmt: skip
 
     @classmethod

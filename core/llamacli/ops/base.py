@@ -147,6 +147,11 @@ class Op(abc.ABC):
         """Number of position components that it reads: 1, or 4 for M-RoPE."""
         return 1
 
+    @property
+    def n_merged(self) -> int:
+        """Number of rows that become one row of the result."""
+        return 1
+
     @abc.abstractmethod
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
         """Compute `out` in NumPy, [n, out.width].

@@ -15,7 +15,7 @@ import numpy as np
 from llamacli.kernels.layout import ACTIVATION_BLOCK, RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.linear import lower_linear, product
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -94,14 +94,8 @@ def batched_linear(g: Recorder, x: Value, param: Param) -> Value:
 
 def _pad_heads(to: Lowering, x: Slot, out: Slot, n_heads: int) -> None:
     to.step(
-        pad_heads_kernel(),
-        PAD_HEADS,
-        [x],
-        [out],
-        lambda at: {
-            "x": at(x), "x_stride": stride(at(x)), "x_width": x.width // n_heads, "out": at(out),
-            "out_stride": stride(at(out)), "out_width": out.width // n_heads, "n_heads": n_heads,
-        },
+        pad_heads_kernel(), PAD_HEADS, x=x, out=out, x_width=x.width // n_heads, out_width=out.width // n_heads,
+        n_heads=n_heads,
     )  # fmt: skip
 
 

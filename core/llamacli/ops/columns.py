@@ -12,7 +12,7 @@ import numpy as np
 from llamacli.kernels.layout import RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.heads import Heads, lower_heads
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Value
 
@@ -45,16 +45,7 @@ class Columns(Op):
         if self.of < x.width:
             lower_heads(to, x.width // self.of, self.out, Heads(self.x, self.of, self.first, self.width))
             return
-        to.step(
-            columns_kernel(),
-            COLUMNS,
-            [x],
-            [out],
-            lambda at: {
-                "x": at(x)[:, self.first :], "x_stride": stride(at(x)), "out": at(out), "out_stride": stride(at(out)),
-                "width": out.width,
-            },
-        )  # fmt: skip
+        to.step(columns_kernel(), COLUMNS, x=x.columns(self.first), out=out, width=out.width)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -8,7 +8,7 @@ import attrs
 
 from llamacli.ops.base import LARGEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.linear import lower_scaled, product
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale as multiply
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
@@ -66,16 +66,10 @@ class Embed(Op):
 
         matrix, is_table = to.matrix(table), table is self.table
         to.step(
-            embedding(matrix.kind),
-            EMBED,
-            [],
-            [out],
-            lambda at: {
-                "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_blocks": matrix.packed.shape[2],
-                "out": at(out), "out_stride": stride(at(out)), "width": out.width,
-                "placeholder": -1 if self.placeholder is None else self.placeholder,
-                "copies": is_table and self.placeholder is None, "scale": self.scale if is_table else 1,
-            },
+            embedding(matrix.kind), EMBED, weight=matrix.packed, tile_bytes=matrix.packed[0, 0].nbytes,
+            n_blocks=matrix.packed.shape[2], out=out, width=out.width,
+            placeholder=-1 if self.placeholder is None else self.placeholder,
+            copies=is_table and self.placeholder is None, scale=self.scale if is_table else 1,
             work_unit=out.width,
         )  # fmt: skip
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from llamacli.kernels.layout import RUN, record
-from llamacli.ops.lowering import Array, Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.values import Value
 
 if TYPE_CHECKING:
@@ -37,11 +36,10 @@ class Heads:
     width: int
     each: int = 1
 
-    def params(self, prefix: str, at: Callable[[Slot], Array]) -> dict[str, Any]:
+    def fields(self, prefix: str) -> dict[str, Any]:
         """Fields of COPY_HEADS that begin with `prefix`."""
-        x = at(f32(self.x))
         return {
-            prefix: x[:, self.first :], f"{prefix}_stride": stride(x), f"{prefix}_head": 4 * self.head_dim,
+            prefix: f32(self.x).columns(self.first), f"{prefix}_head": 4 * self.head_dim,
             f"{prefix}_each": self.each, f"{prefix}_heads": self.x.width // self.head_dim,
             f"{prefix}_width": self.width,
         }  # fmt: skip
@@ -54,14 +52,7 @@ def lower_heads(to: Lowering, n_heads: int, out: Value, x: Heads, y: Heads | Non
     """
     second = y or attrs.evolve(x, width=0)
     to.step(
-        copy_heads_kernel(),
-        COPY_HEADS,
-        list(dict.fromkeys([f32(x.x), f32(second.x)])),
-        [f32(out)],
-        lambda at: {
-            **x.params("x", at), **second.params("y", at), "out": at(f32(out)), "out_stride": stride(at(f32(out))),
-            "n_heads": n_heads,
-        },
+        copy_heads_kernel(), COPY_HEADS, **x.fields("x"), **second.fields("y"), out=f32(out), n_heads=n_heads,
         work_unit=x.width + second.width,
     )  # fmt: skip
 

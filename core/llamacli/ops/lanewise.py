@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from llamacli.kernels.layout import ACTIVATION_BLOCK
 from llamacli.ops.base import Op, expect
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Tensor, Value
 
@@ -145,22 +145,14 @@ def lower_lanewise(
 
     Formulas of equal `key` (default: the formula) are the same code.
     """
-    from llamacli.kernels.lanewise import LANEWISE, MAX_CONSTANTS, MAX_OPERANDS, lanewise
+    from llamacli.kernels.lanewise import CONSTANTS, LANEWISE, OPERANDS, lanewise
 
     widths = [x.width if isinstance(x, Slot) else x.shape[-1] for x in operands]
-    expect(name, len(operands) <= MAX_OPERANDS and len(constants) <= MAX_CONSTANTS, f"{len(operands)} operands")
+    expect(name, len(operands) <= len(OPERANDS) and len(constants) <= len(CONSTANTS), f"{len(operands)} operands")
     expect(name, all(width in (1, out.width) for width in widths), f"operands of widths {widths} and {out.width}")
     is_scalar = tuple(width == 1 and out.width > 1 for width in widths)
-    vectors = {i: to.vector(x) for i, x in enumerate(operands) if isinstance(x, Tensor)}
-    slots = {i: x for i, x in enumerate(operands) if isinstance(x, Slot)}
-
-    def bind(at: Callable[[Slot], npt.NDArray[Any]]) -> dict[str, Any]:
-        params: dict[str, Any] = dict.fromkeys(LANEWISE.names or (), 0)
-        params |= {"out": at(out), "out_stride": stride(at(out)), "width": out.width, "slots": out.slots}
-        params |= {f"x{i}": vector for i, vector in vectors.items()}
-        for i, slot in slots.items():
-            params |= {f"x{i}": at(slot), f"stride{i}": stride(at(slot))}
-        return params | {f"c{i}": constant for i, constant in enumerate(constants)}
-
+    read = [to.vector(x).reshape(-1) if isinstance(x, Tensor) else x for x in operands]
+    fields: dict[str, Any] = dict.fromkeys((*OPERANDS, *CONSTANTS))
+    fields |= dict(zip(OPERANDS, read, strict=False)) | dict(zip(CONSTANTS, constants, strict=False))
     kernel = lanewise(name, formula, is_scalar, len(constants), formula if key is None else key)
-    to.step(kernel, LANEWISE, list(slots.values()), [out], bind, work_unit=ACTIVATION_BLOCK)
+    to.step(kernel, LANEWISE, out=out, width=out.width, slots=out.slots, **fields, work_unit=ACTIVATION_BLOCK)

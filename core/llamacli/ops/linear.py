@@ -11,7 +11,7 @@ import numpy as np
 from llamacli.kernels.layout import ACTIVATION_BLOCK, BLOCK_BYTES, LINEAR
 from llamacli.ops.add import Add, add
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.scale import scale
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
@@ -126,24 +126,15 @@ def lower_linear(
         to.watch_product(x, tensor, starts)
     matrix = to.matrix(tensor)
     biases = to.vector(bias) if bias else to.zeros
-    bias_stride = stride(biases) if biases.ndim > 1 else 0
     source = to.rounded(x, matrix.packing.activation)
     n_groups, n_tiles, n_blocks, _ = matrix.packed.shape
     n_heads = n_groups if starts is None else 1
     head_blocks = x.width // n_heads // ACTIVATION_BLOCK
     to.step(
-        linear(matrix.kind),
-        LINEAR,
-        [slot for slot in (source, residual, starts) if slot],
-        [out],
-        lambda at: {
-            "weight": matrix.packed, "tile_bytes": matrix.packed[0, 0].nbytes, "n_tiles": n_tiles,
-            "n_blocks": n_blocks, "x": at(source), "x_stride": stride(at(source)), "out": at(out),
-            "out_stride": stride(at(out)), "bias": biases, "bias_stride": bias_stride,
-            "residual": at(residual) if residual else 0, "n_groups": n_groups,
-            "starts": at(starts) if starts else 0, "x_group": 0 if starts else head_blocks * BLOCK_BYTES[source.form],
-            "out_group": 0 if starts else 4 * (out.width // n_heads),
-        },
+        linear(matrix.kind), LINEAR, weight=matrix.packed, tile_bytes=matrix.packed[0, 0].nbytes, n_tiles=n_tiles,
+        n_blocks=n_blocks, x=source, out=out, bias=biases, residual=residual, n_groups=n_groups, starts=starts,
+        x_group=0 if starts else head_blocks * BLOCK_BYTES[source.form],
+        out_group=0 if starts else 4 * (out.width // n_heads),
         work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots) * n_heads),
     )  # fmt: skip
 
@@ -171,15 +162,8 @@ def lower_scaled(
     scaled = attrs.evolve(narrow, owner=(narrow.owner, change.ratio, change.adapter))
     if to.maker(scaled) is None:
         to.step(
-            scale_adapter,
-            SCALE_ADAPTER,
-            [slot for slot in (narrow, rows) if slot],
-            [scaled],
-            lambda at: {
-                "x": at(narrow), "x_stride": stride(at(narrow)), "out": at(scaled), "out_stride": stride(at(scaled)),
-                "width": narrow.width, "adapter": change.adapter, "slots": narrow.slots,
-                "rows": at(rows) if rows else 0, "ratio": change.ratio,
-            },
+            scale_adapter, SCALE_ADAPTER, x=narrow, out=scaled, width=narrow.width, adapter=change.adapter,
+            slots=narrow.slots, rows=rows, ratio=change.ratio,
         )  # fmt: skip
     lower_linear(to, scaled, change.b, out, residual=out, starts=starts)
 

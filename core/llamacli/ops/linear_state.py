@@ -15,7 +15,7 @@ from llamacli.kernels.layout import LANES
 from llamacli.ops.activations import sigmoid
 from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.linear import linear
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.map import map_
 from llamacli.ops.recurrent import Floats, StateOp
 from llamacli.ops.run import Run
@@ -93,32 +93,17 @@ class LinearState(StateOp):
         n_vectors = next(n for n in range(kernels.MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
         decay = MATRIX if self.rates else HEAD if self.w.width == self.n_head else KEY
         correction = BETA if self.beta else LOW_RANK if self.a else NONE
-        out = f32(self.out)
-        slots = {
-            name: f32(value)
-            for name in ("r", "k", "v", "w", "beta", "a", "b")
-            if (value := getattr(self, name)) is not None
-        }
-        params: dict[str, Any] = {
-            **dict.fromkeys(LINEAR_STATE.names or (), 0), **self.state_params(to), "n_head": self.n_head,
-            "n_head_k": self.n_head_k, "d_k": self.d_k, "d_v": self.d_v, "tiled": int(self.tiled), "scale": self.scale,
-        }  # fmt: skip
+        values = {name: getattr(self, name) for name in ("r", "k", "v", "w", "beta", "a", "b")}
+        fields: dict[str, Any] = {name: None if value is None else f32(value) for name, value in values.items()}
+        decays = bonus = None
         if self.rates:
-            rates = np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T)
-            params["decay"] = to.memory(rates)
+            decays = to.memory(np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T))
         if self.bonus:
-            params["bonus"] = to.memory(np.ascontiguousarray(to.vector(self.bonus)[: self.n_head, : self.d_k]))
+            bonus = to.memory(np.ascontiguousarray(to.vector(self.bonus)[: self.n_head, : self.d_k]))
         to.step(
             kernels.linear_state(kernels.StateForm(n_vectors, decay, correction, self.bonus is not None)),
-            LINEAR_STATE,
-            list(slots.values()),
-            [out],
-            lambda at: {
-                **params,
-                **{name: at(slot) for name, slot in slots.items()},
-                **{f"{name}_stride": stride(at(slot)) for name, slot in slots.items()},
-                "out": at(out), "out_stride": stride(at(out)),
-            },
+            LINEAR_STATE, **fields, **self.state_params(to), out=f32(self.out), decay=decays, bonus=bonus,
+            n_head=self.n_head, n_head_k=self.n_head_k, d_k=self.d_k, d_v=self.d_v, tiled=self.tiled, scale=self.scale,
             work=4.0 * self.n_head * self.d_k * self.d_v,
         )  # fmt: skip
 

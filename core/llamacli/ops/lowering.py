@@ -7,7 +7,7 @@ a step reads what another thread wrote, or overwrites what another may still rea
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -48,9 +48,32 @@ class Slot:
         """Key of interchangeable buffers."""
         return self.form, self.width, self.slots
 
+    def columns(self, first: int) -> SlotColumns:
+        """Its columns from `first` on, as the field of a step."""
+        return SlotColumns(self, first)
 
-Bind = Callable[[Callable[[Slot], Array]], dict[str, Any]]
-"""Gives the parameters of a step: `at(slot)` is a slot's buffer; arrays are passed to kernels as their addresses."""
+
+@attrs.frozen
+class SlotColumns:
+    """Columns of a slot from `first` on.
+
+    Their rows are as far apart as the slot's.
+    """
+
+    slot: Slot
+    first: int
+
+
+Field = Slot | SlotColumns | Sequence[Slot] | Array | float | None
+"""Value of a field of a step's record: a number; None, which is 0; or what the field is the address of: an array, the
+buffer of a slot, columns of one, or an int64 array of the addresses of several slots."""
+
+
+def slots_of(value: Field) -> list[Slot]:
+    """Slots that the value of a field names."""
+    if isinstance(value, SlotColumns):
+        return [value.slot]
+    return [value] if isinstance(value, Slot) else list(value) if isinstance(value, list | tuple) else []
 
 
 @attrs.frozen(eq=False)
@@ -82,7 +105,7 @@ class Step:
 
     The function `host` runs between kernels.
 
-    - `kernel` may depend on the types of the cache; `bind` gives its parameters once buffers are known.
+    - `kernel` may depend on the types of the cache; `fields` are those of its `record`, see `Lowering.step`.
     - `follows`: an earlier step whose work is divided in the same way, so that each thread reads only what it wrote
       itself, and no barrier is needed between the two.
     - `work`: multiplications a row; `work_seen`: those for each token that the row attends to. They bound how long a
@@ -94,7 +117,7 @@ class Step:
     record: np.dtype[np.void]
     reads: tuple[Slot, ...]
     writes: tuple[Slot, ...]
-    bind: Bind
+    fields: Mapping[str, Field] = attrs.field(factory=dict)
     follows: Step | None = None
     work: float = 0.0
     work_seen: float = 0.0
@@ -107,11 +130,6 @@ class Step:
 def f32(value: Value) -> Slot:
     """Slot of a value in float32."""
     return Slot(value, "f32", value.width)
-
-
-def stride(buffer: Array) -> int:
-    """Bytes from one row to the next."""
-    return int(buffer.strides[0])
 
 
 class Lowering(abc.ABC):
@@ -156,18 +174,22 @@ class Lowering(abc.ABC):
         self,
         kernel: Kernel | Callable[[KVType], Kernel],
         record: np.dtype[np.void],
-        reads: Sequence[Slot],
-        writes: Sequence[Slot],
-        bind: Bind,
-        *,
+        *outdated: object,
+        reads: Sequence[Slot] = (),
+        writes: Sequence[str | Slot] = ("out",),
         follows: Step | None = None,
         work: float = 0.0,
         work_seen: float = 0.0,
         work_unit: int = 0,
+        **fields: Field,
     ) -> Step:
-        """Append a step that runs a kernel; see `Step`.
+        """Append a step that runs a kernel: `to.step(kernel, RECORD, x=x, out=out, width=x.width)`.
 
-        A step may write only slots that it lists.
+        Each field of `record` is given by its name, see `Field`, but for strides: `x_stride` is the number of bytes
+        from one row to the next of what `x` is, 0 if that is no slot and no matrix; `stride` is that of the first field
+        of the record that is a slot. The step writes the slots of the fields named in `writes` and reads those of all
+        others. Slots that no field names are listed in `reads`, and in `writes` beside names. A step may write only
+        these slots. See `Step` for the other arguments.
         """
 
     @abc.abstractmethod

@@ -19,7 +19,7 @@ from llamacli.ops.activations import Activation, Formula, checked_activation, fo
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
 from llamacli.ops.linear import linear, low_rank_product, lower_linear, lower_low_rank, product
-from llamacli.ops.lowering import HostRows, Lowering, Slot, f32, stride
+from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
@@ -201,7 +201,7 @@ class MoE(Op):
 
         n_expert, n_ff, _ = self.up.weight.shape
         routing, router, x = self.routing, f32(self.router), f32(self.x)
-        n_used, bias = routing.n_used, to.vector(routing.bias) if routing.bias else 0
+        n_used, bias = routing.n_used, to.vector(routing.bias) if routing.bias else None
         n_groups, n_groups_used = routing.groups or (1, 1)
 
         def scratch(name: str, kind: str, width: int, slots: int = 0) -> Slot:
@@ -210,28 +210,16 @@ class MoE(Op):
         chosen, slots, rows = (scratch(name, "int64", n_used) for name in ("chosen", "slots", "rows"))
         weights, scores = scratch("weights", "float32", n_used), scratch("scores", "float32", 3 * n_expert)
         starts = scratch("starts", "int64", n_expert + 1)
-        scale = to.vector(self.down.scale) if self.down.scale and not self.weigh_input else 0
+        scale = to.vector(self.down.scale) if self.down.scale and not self.weigh_input else None
         to.step(
-            experts.route,
-            experts.ROUTE,
-            [router],
-            [scores, chosen, weights],
-            lambda at: {
-                "router": at(router), "stride": stride(at(router)), "scratch": at(scores), "n_expert": n_expert,
-                "n_used": n_used, "scoring": routing.scoring, "bias": bias, "n_groups": n_groups,
-                "n_groups_used": n_groups_used, "renormalize": routing.renormalize, "scale": scale,
-                "weight_scale": routing.scale, "chosen": at(chosen), "weights": at(weights),
-            },
+            experts.route, experts.ROUTE, router=router, scratch=scores, n_expert=n_expert, n_used=n_used,
+            scoring=routing.scoring, bias=bias, n_groups=n_groups, n_groups_used=n_groups_used,
+            renormalize=routing.renormalize, scale=scale, weight_scale=routing.scale, chosen=chosen, weights=weights,
+            writes=("scratch", "chosen", "weights"),
         )  # fmt: skip
         to.step(
-            experts.sort,
-            experts.SORT,
-            [chosen],
-            [starts, slots, rows],
-            lambda at: {
-                "chosen": at(chosen), "n_expert": n_expert, "n_used": n_used, "starts": at(starts), "slots": at(slots),
-                "rows": at(rows),
-            },
+            experts.sort, experts.SORT, chosen=chosen, n_expert=n_expert, n_used=n_used, starts=starts, slots=slots,
+            rows=rows, writes=("starts", "slots", "rows"),
         )  # fmt: skip
         self._fetch(to, starts)
         gathered = scratch("x", "f32", x.width, n_used)
@@ -255,15 +243,8 @@ class MoE(Op):
         else:
             self._multiply(to, hidden, self.down, down, starts, self.down.bias)
         to.step(
-            experts.combine,
-            experts.COMBINE,
-            [down, slots, weights],
-            [out],
-            lambda at: {
-                "x": at(down), "x_stride": stride(at(down)), "out": at(out), "out_stride": stride(at(out)),
-                "width": out.width, "slots": at(slots), "weights": ones if self.weigh_input else at(weights),
-                "n_used": n_used,
-            },
+            experts.combine, experts.COMBINE, x=down, out=out, width=out.width, slots=slots, n_used=n_used,
+            weights=ones if self.weigh_input else weights,
         )  # fmt: skip
 
     def _fetch(self, to: Lowering, starts: Slot) -> None:
@@ -286,29 +267,14 @@ class MoE(Op):
         from llamacli.kernels import experts
 
         to.step(
-            experts.weigh,
-            experts.WEIGH,
-            [x, slots, weights],
-            [target],
-            lambda at: {
-                "x": at(x), "x_stride": stride(at(x)), "out": at(target), "out_stride": stride(at(target)),
-                "width": x.width, "slots": at(slots), "weights": at(weights), "n_used": self.routing.n_used,
-            },
+            experts.weigh, experts.WEIGH, x=x, out=target, width=x.width, slots=slots, weights=weights,
+            n_used=self.routing.n_used,
         )  # fmt: skip
 
     def _gather(self, to: Lowering, source: Slot, target: Slot, rows: Slot) -> None:
         from llamacli.kernels import experts
 
-        to.step(
-            experts.gather,
-            experts.GATHER,
-            [source, rows],
-            [target],
-            lambda at: {
-                "x": at(source), "out": at(target), "row_bytes": stride(at(source)), "rows": at(rows),
-                "n_used": self.routing.n_used,
-            },
-        )  # fmt: skip
+        to.step(experts.gather, experts.GATHER, x=source, out=target, rows=rows, n_used=self.routing.n_used)
 
     def _project(self, to: Lowering, x: Slot, expert: Expert, out: Slot, starts: Slot) -> None:
         """Append the steps of each expert's product.
@@ -325,15 +291,8 @@ class MoE(Op):
         scale, biases = to.vector(expert.scale), to.vector(expert.bias) if expert.bias else to.zeros
         n_expert = expert.weight.shape[0]
         to.step(
-            experts.rescale,
-            experts.RESCALE,
-            [unscaled, starts],
-            [out],
-            lambda at: {
-                "x": at(unscaled), "x_stride": stride(at(unscaled)), "out": at(out), "out_stride": stride(at(out)),
-                "width": out.width, "starts": at(starts), "n_expert": n_expert, "scale": scale, "bias": biases,
-                "bias_stride": stride(biases) if biases.ndim > 1 else 0,
-            },
+            experts.rescale, experts.RESCALE, x=unscaled, out=out, width=out.width, starts=starts, n_expert=n_expert,
+            scale=scale, bias=biases,
         )  # fmt: skip
 
     def _multiply(

@@ -12,7 +12,7 @@ from llamacli.kernels.layout import RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.columns import columns
 from llamacli.ops.lanewise import Lanewise, Vocabulary
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -61,19 +61,10 @@ class MulHeads(Op):
     def lower(self, to: Lowering) -> None:
         """See Op."""
         x, out = f32(self.x), f32(self.out)
-        factors = [f32(self.factor)] if isinstance(self.factor, Value) else []
-        vector = to.vector(self.factor) if isinstance(self.factor, Tensor) else None
+        factor = f32(self.factor) if isinstance(self.factor, Value) else to.vector(self.factor)
         to.step(
-            mul_heads_kernel(),
-            MUL_HEADS,
-            [x, *factors],
-            [out],
-            lambda at: {
-                "x": at(x), "factor": at(factors[0]) if vector is None else vector,
-                "factor_stride": stride(at(factors[0])) if vector is None else 0, "out": at(out),
-                "stride": stride(at(x)), "n_heads": x.width // self.head_dim, "head_dim": self.head_dim,
-            },
-            work_unit=self.head_dim,
+            mul_heads_kernel(), MUL_HEADS, x=x, factor=factor, out=out, n_heads=x.width // self.head_dim,
+            head_dim=self.head_dim, work_unit=self.head_dim,
         )  # fmt: skip
 
     @classmethod

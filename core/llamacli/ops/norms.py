@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llamacli.kernels.layout import LANES, record
 from llamacli.ops.base import expect
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -43,21 +43,6 @@ def per_head(normed: Array, run: Run, weight: Tensor | None, bias: Tensor | None
     return normed + run[bias] if bias else normed
 
 
-def _params(to: Lowering, weight: Tensor | None, bias: Tensor | None, head_dim: int) -> dict[str, Any]:
-    """Parameters of a norm's kernel.
-
-    Addresses of weight and bias, and the bytes from one head's to the next.
-    """
-    weights = to.vector(weight) if weight else to.shared(("ones", head_dim), lambda: to.memory(_ones(head_dim)))
-    biases = to.vector(bias) if bias else None
-    return {
-        "weight": weights,
-        "weight_stride": stride(weights) if weights.ndim > 1 else 0,
-        "bias": 0 if biases is None else biases,
-        "bias_stride": stride(biases) if biases is not None and biases.ndim > 1 else 0,
-    }
-
-
 def _ones(head_dim: int) -> Array:
     """Weights of ones, for a norm that has none.
 
@@ -80,16 +65,9 @@ def lower_norm(
 
     A head is a unit of work.
     """
-    x, out = f32(source), f32(result)
-    params = _params(to, weight, bias, head_dim)
+    x, out, biases = f32(source), f32(result), to.vector(bias) if bias else None
+    weights = to.vector(weight) if weight else to.shared(("ones", head_dim), lambda: to.memory(_ones(head_dim)))
     to.step(
-        kernel,
-        NORM,
-        [x],
-        [out],
-        lambda at: {
-            "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // head_dim, "head_dim": head_dim,
-            "eps": eps, **params,
-        },
-        work_unit=head_dim,
+        kernel, NORM, x=x, out=out, n_heads=x.width // head_dim, head_dim=head_dim, eps=eps, weight=weights,
+        bias=biases, work_unit=head_dim,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import attrs
 
 from llamacli.kernels.layout import ROW, RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -39,16 +39,7 @@ class Positions(Op):
     def lower(self, to: Lowering) -> None:
         """See Op."""
         table, out = to.vector(self.table), f32(self.out)
-        to.step(
-            positions_kernel(),
-            POSITIONS,
-            [],
-            [out],
-            lambda at: {
-                "table": table, "table_stride": stride(table), "out": at(out), "out_stride": stride(at(out)),
-                "width": table.shape[1],
-            },
-        )  # fmt: skip
+        to.step(positions_kernel(), POSITIONS, table=table, out=out, width=table.shape[1])
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -24,7 +24,7 @@ from llamacli.kernels.layout import ROW, RUN, record
 from llamacli.kv.layout import N_BATCH
 from llamacli.ops.base import MakeParam, Op, Recorder, expect
 from llamacli.ops.key_shift import Keys, KeyShift
-from llamacli.ops.lowering import NO_LIMIT, Lowering, Step, f32, stride
+from llamacli.ops.lowering import NO_LIMIT, Lowering, Step, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
 
@@ -199,7 +199,8 @@ ROTATE = record(
 """Sequences created for `long_from` tokens or more use the long cosines and sines. A row with a `jump` uses row
 `jump` - 1 of the jump ones."""
 
-_TABLES = [name for name in ROTATE.names or () if name.endswith(("cos", "sin"))]
+_TABLES: dict[str, Any] = dict.fromkeys(name for name in ROTATE.names or () if name.endswith(("cos", "sin")))
+"""Fields that RopeTable sets."""
 
 
 @attrs.frozen(eq=False)
@@ -276,17 +277,10 @@ class Rotate(Op):
         first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
         made = to.maker(x)
         step = to.step(
-            rotate_kernel(),
-            ROTATE,
-            [x],
-            [out],
-            lambda at: {
-                "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
-                "head_dim": self.head_dim, "first": rope.first, "n_dims": rope.n_dims, "first_step": first_step,
-                "second": second, "long_from": rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
-                **dict.fromkeys(_TABLES, 0),  # set by RopeTable
-            },
-            follows=made if made is not None and made.work_unit == self.head_dim else None,
+            rotate_kernel(), ROTATE, x=x, out=out, n_heads=x.width // self.head_dim, head_dim=self.head_dim,
+            first=rope.first, n_dims=rope.n_dims, first_step=first_step, second=second,
+            long_from=rope.n_ctx_orig + 1 if self.long_factors else NO_LIMIT,
+            **_TABLES, follows=made if made is not None and made.work_unit == self.head_dim else None,
         )  # fmt: skip
         variants = {"": self.factors} | ({"long_": self.long_factors} if self.long_factors else {})
         for prefix, factors in variants.items():

@@ -112,6 +112,16 @@ class Run:
             return inputs.positions.astype(np.intp)
         return np.arange(self.start, self.start + self.n)[:, None] - self.span.n_behind
 
+    def seen(self, i: int, n_before: int, n_after: int, chunk: int | None = None) -> slice:
+        """Cells that token i attends to.
+
+        Those of up to `n_before` tokens before it, and from the last multiple of `chunk` on; behind it `n_after`, or
+        the rest of its bidirectional span.
+        """
+        own = self.start + i
+        first = max(self.span.n_behind, own - n_before, own // chunk * chunk if chunk else 0)
+        return slice(first, min(self.start + self.n, own + 1 + max(n_after, int(self.n_ahead[i]))))
+
     @property
     def n_ahead(self) -> npt.NDArray[np.intp]:
         """Tokens behind each token in its bidirectional span, [n]."""

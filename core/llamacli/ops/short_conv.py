@@ -11,7 +11,7 @@ import numpy as np
 
 from llamacli.kernels.layout import LANES, STATE_FIELDS, record
 from llamacli.ops.base import MakeParam, Recorder, expect
-from llamacli.ops.lowering import Lowering, f32, stride
+from llamacli.ops.lowering import Lowering, f32
 from llamacli.ops.recurrent import Floats, StateOp
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Param, Tensor, Value
@@ -55,18 +55,11 @@ class ShortConv(StateOp):
         n_taps = len(taps)
         weight = np.zeros((n_taps, -(-x.width // LANES) * LANES), np.float32)
         weight[:, : x.width] = taps
-        params = {
-            "weight": to.memory(weight), "weight_stride": stride(weight), "width": x.width, "n_taps": n_taps,
-            "bias": to.vector(self.bias) if self.bias else 0, **self.state_params(to),
-        }  # fmt: skip
         to.step(
-            short_conv_kernel(),
-            SHORT_CONV,
-            [x],
-            [out],
-            lambda at: {"x": at(x), "out": at(out), "stride": stride(at(x)), **params},
+            short_conv_kernel(), SHORT_CONV, **self.state_params(to), x=x, out=out, weight=to.memory(weight),
+            width=x.width, n_taps=n_taps, bias=to.vector(self.bias) if self.bias else None,
             work=float(n_taps * x.width),
-        )
+        )  # fmt: skip
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

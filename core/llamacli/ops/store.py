@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import numpy as np
 
 from llamacli.kv.layout import KVSpec
 from llamacli.ops.base import Op, Recorder, expect
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Array, Value
 
@@ -55,15 +53,8 @@ class Store(Op):
 
         k, v, state = f32(self.k), f32(self.v) if self.v else None, to.states[self.layer]
         to.step(
-            store_kv,
-            STORE,
-            [k, v] if v else [k],
-            [cache_slot(self.layer)],
-            lambda at: {
-                "k": at(k), "k_stride": stride(at(k)), "v": at(v) if v else 0, "v_stride": stride(at(v)) if v else 0,
-                "layer": self.layer, "n_head_kv": state.n_head_kv, "head_dim": state.head_dim,
-                "value_dim": state.value_dim, **head_scratch(to, state),
-            },
+            store_kv, STORE, writes=[cache_slot(self.layer)], k=k, v=v, layer=self.layer, n_head_kv=state.n_head_kv,
+            head_dim=state.head_dim, value_dim=state.value_dim, scratch=head_scratch(to, state),
         )  # fmt: skip
 
 
@@ -116,9 +107,8 @@ def cache_slot(layer: int) -> Slot:
     return Slot(layer, "cache", 0)
 
 
-def head_scratch(to: Lowering, state: KVSpec) -> dict[str, Any]:
-    """Parameters of the memory that each thread needs for one head."""
+def head_scratch(to: Lowering, state: KVSpec) -> Array:
+    """Memory that each thread needs for one head, a row a thread."""
     from llamacli.kernels.attention import scratch_bytes
 
-    size = scratch_bytes(state.head_dim, state.value_dim)
-    return {"scratch": to.scratch(size), "scratch_stride": size}
+    return to.scratch(scratch_bytes(state.head_dim, state.value_dim))

@@ -170,7 +170,6 @@ def _half(b: ir.Builder, words: ir.Value) -> ir.Value:
 def _number(
     b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None, scale: ir.Value, offset: ir.Value | None
 ) -> ir.Value:
-    """Dequantize 16 codes."""
     if kind.rounding.table:
         return b.fmul(b.sitofp(ir.look_up(b, kind.rounding.table, codes), ir.F32X16), scale)
     wide = b.zext(codes, ir.I32X16)

@@ -51,10 +51,7 @@ class CellType(Protocol):
         """Size of a part in bytes."""
 
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
-        """Write float32 [n, n_head, head_dim] into the cells `lanes`.
-
-        `parts` is uint8 [n_head, part_bytes].
-        """
+        """Write float32 [n, n_head, head_dim] into cells `lanes` of uint8 [n_head, part_bytes]."""
 
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
         """Read all cells of parts, float32 [n_head, PAGE, head_dim]."""
@@ -106,10 +103,7 @@ class FloatType(CellType):
 
 @attrs.frozen
 class IntegerType(CellType):
-    """Quantized type: integer codes of 4, 5 or 8 bits.
-
-    Each block of a cell has a scale.
-    """
+    """Quantized type: codes of 4, 5 or 8 bits, scales by block."""
 
     rounding: Rounding
 
@@ -177,10 +171,7 @@ class IntegerType(CellType):
         return block * self.block_bytes + self.header_bytes + within // UNIT * self.unit_bytes
 
     def _write_unit(self, parts: Bytes, at: int, lanes: slice, codes: Bytes, is_key: bool) -> None:
-        """Write codes [n_head, n, UNIT] into a unit.
-
-        The unit is at byte offset `at` of each part.
-        """
+        """Write codes [n_head, n, UNIT] into the unit at a byte offset."""
         if self.bits == 5:
             bits = (codes >> 4).astype(np.uint16) << np.arange(UNIT, dtype=np.uint16)
             parts[:, at : at + 2 * PAGE].view(np.uint16)[:, lanes] = bits.sum(-1, dtype=np.uint16)
@@ -205,10 +196,7 @@ class IntegerType(CellType):
         return rotated(x)
 
     def _prefix_mean(self, parts: Bytes, n: int, head_dim: int) -> Floats:
-        """Mean of a page's first n keys, [n_head, 1, head_dim].
-
-        It is 0 for n = 0.
-        """
+        """Mean of a page's first n keys, [n_head, 1, head_dim], or 0."""
         cells = self._read(parts, head_dim, is_key=True).swapaxes(1, 2) * MEAN_WEIGHTS
         cells[..., n:] = 0
         return pairwise_sum(cells).swapaxes(1, 2)
@@ -266,10 +254,7 @@ class KVType:
 
     @classmethod
     def of(cls, value: KVType | str | tuple[str, str]) -> KVType:
-        """Parse one name for both, or a pair (k, v).
-
-        Raises InvalidRequestError for an unknown name.
-        """
+        """Parse a name for both, or a pair (k, v); raises InvalidRequestError."""
         if isinstance(value, KVType):
             return value
         names = (value, value) if isinstance(value, str) else tuple(value) if isinstance(value, (tuple, list)) else ()

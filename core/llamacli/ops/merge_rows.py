@@ -1,0 +1,71 @@
+"""Merging of neighbouring rows: pixel shuffle and average pooling of media encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from llamacli.ops.base import Op, Recorder, expect
+from llamacli.ops.lowering import Array as Buffer
+from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
+from llamacli.ops.run import Run
+from llamacli.ops.values import Array, Value
+
+
+@attrs.frozen(eq=False)
+class MergeRows(Op):
+    """Merge op: each `size` rows side by side, or their mean.
+
+    The row that has a group's result is its last one; the other rows of `out` are not computed further.
+    """
+
+    mixes_tokens = True
+
+    x: Value
+    size: int
+    mean: bool
+
+    @property
+    def n_merged(self) -> int:
+        """See Op."""
+        return self.size
+
+    def compute(self, run: Run) -> Array:
+        """See Op."""
+        out = np.zeros((run.n, self.out.width))
+        out[self.size - 1 :: self.size] = self._merged(run[self.x])
+        return out
+
+    def lower(self, to: Lowering) -> None:
+        """See Op; NumPy moves the rows, once a picture."""
+        x, out = f32(self.x), f32(self.out)
+
+        def merge(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:
+            merged = self._merged(at(x)[rows.first : rows.stop, : x.width])
+            at(out)[rows.first + self.size - 1 : rows.stop : self.size, : out.width] = merged
+
+        to.host_step(merge, [x], [out])
+
+    def _merged(self, x: Buffer) -> Buffer:
+        groups = x.reshape(-1, self.size, self.x.width)
+        return groups.mean(1, dtype=np.float64) if self.mean else groups.reshape(-1, self.out.width)
+
+
+def merge_rows(g: Recorder, x: Value, size: int, *, mean: bool = False) -> Value:
+    """Merge each `size` rows of x to one.
+
+    A media encoder gets its patches in groups of k * k neighbours, from left to right and from top to bottom: with a
+    size of k * k, the rows of a group side by side are a pixel shuffle (Shi et al. 2016), and their `mean` is average
+    pooling. What follows is computed for the merged rows alone, so that it cannot mix rows or read positions.
+
+    Formula: `out = x.reshape(n / size, size * width)`; with `mean`, `out = x.reshape(n / size, size, width).mean(1)`
+    Shapes: x [n, width]; out [n / size, size * width], with `mean` [n / size, width]
+    Limits: media encoders only; n is a multiple of size; all merges of a forward pass have one size
+    Example: `x = g.linear(g.merge_rows(x, config.n_merge**2), weights.mm_model_fc)`
+    """
+    expect("merge_rows", size > 0, f"groups of {size} rows")
+    sizes = {op.size for op in g.ops if isinstance(op, MergeRows)} | {size}
+    expect("merge_rows", len(sizes) == 1, f"groups of {' and of '.join(map(str, sorted(sizes)))} rows")
+    return g.record(MergeRows(g.value(x.width if mean else size * x.width), x, size, mean))
