@@ -7,10 +7,12 @@ import pytest
 
 import tiny_chat
 from llamacli import Model, load_model
+from llamacli.chat.calls import json_calls
+from llamacli.chat.channels import HARMONY
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import FREE, Constraint, ToolUse, reply_constraint
 from llamacli.chat.formats import ChatFormat
-from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Calls, Span, Spans, json_calls
+from llamacli.chat.syntax import HERMES, PLAIN, THINKING, Calls, Span, Spans
 from llamacli.engine import ReferenceEngine
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams, build_chain

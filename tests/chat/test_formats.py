@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from llamacli import ChatTemplateError, PluginError
+from llamacli.chat.channels import HARMONY
 from llamacli.chat.formats import CHATML, ChatFormat, choose, own_templates
-from llamacli.chat.syntax import HARMONY, THINKING
+from llamacli.chat.syntax import THINKING
 from llamacli.gguf import Metadata
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.calls import json_calls, tagged_calls
+from llamacli.chat.channels import HARMONY, Channels
 from llamacli.chat.messages import CallDelta, Piece, ToolCall
 from llamacli.chat.syntax import (
-    HARMONY,
     HERMES,
     PLAIN,
     THINKING,
@@ -230,6 +230,48 @@ def test_stop_text_does_not_depend_on_pieces(text: str, end: str, cuts: list[int
             break
     assert (passed if ending.found else passed + ending.flush()) == (text.partition(end)[0] if end else text)
     assert ending.found == (bool(end) and end in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "passed", "is_found"),
+    [
+        ("a <sep>b", "a", True),
+        ("a<sep>call:b <sep>c", "a<sep>call:b", True),
+        ("a<sep>call:b", "a<sep>call:b", False),
+        ("a<sep>ca", "a", True),
+        ("a<sep>", "a", True),
+        ("a<se", "a<se", False),
+    ],
+)
+def test_stop_text_unless_other_text_begins_with_it(text: str, passed: str, is_found: bool) -> None:
+    for size in range(1, len(text) + 1):
+        ending = StopText("<sep>", "<sep>call:")
+        found = "".join(ending.feed(text[at : at + size]) for at in range(0, len(text), size) if not ending.found)
+        assert (found + ending.flush(), ending.found) == (passed, is_found)
+
+
+RECIPIENTS = Channels(starts=">>>", channel="", begins="\n", ends=(), final="all", recipient="")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("all\nHi.", ("Hi.", "", [])),
+        ('weather\n{"city": "a >>> b"}', ("", "", [ToolCall("weather", {"city": "a >>> b"})])),
+        ('all\nHi.\n>>>weather\n{"city": "Oslo"}', ("Hi.", "", [WEATHER])),
+        ("all\nType\n>>> print\n>>>other\n{}", ("Type\n>>> print\n>>>other\n{}", "", [])),
+        ("other\n{}", ("other\n{}", "", [])),
+        ("Hi.", ("Hi.", "", [])),
+    ],
+)
+def test_recipients_are_tools_that_were_given(text: str, expected: Parted) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    for size in range(1, len(text) + 1):
+        reader = RECIPIENTS.reader("<user>Hi<assistant>>>>", tools=tools)
+        events = [event for at in range(0, len(text), size) for event in reader.feed(text[at : at + size])]
+        events += reader.flush()
+        content = "".join(event.text for event in events if isinstance(event, Piece))
+        assert (content, "", [event for event in events if isinstance(event, ToolCall)]) == expected
 
 
 def test_calls_are_parsed_only_with_tools() -> None:

@@ -1,4 +1,4 @@
-"""Text of tool calls as it comes, and JSON in it.
+"""Text of tool calls as it comes.
 
 Parsers are generators: they yield None where more text is needed, and go on when there is.
 """
@@ -6,11 +6,11 @@ Parsers are generators: they yield None where more text is needed, and go on whe
 from __future__ import annotations
 
 import functools
-import json
-import math
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NoReturn, TypeVar
+
+from llamacli.chat.rules import Rules
 
 T = TypeVar("T")
 
@@ -19,15 +19,17 @@ Reading = Generator[str | None, None, T]
 Awaiting = Generator[None, None, T]
 """Parser that yields None where it needs more text."""
 
+CallReading = Generator[tuple[str, str | None] | None, None, None]
+"""Parser of calls as they come: names with text of the arguments in JSON, and with None at the end of each call.
+
+It yields None where it needs more text. Raises ValueError, IncompleteCallError at the end of the text.
+"""
+
 ID = "\ue001"
 """Place of a call's id in the texts of a notation: a character for private use."""
 
-_MAX_DEPTH = 100
-_SPACE, _SCALAR, _PLAIN = re.compile(r"\s*"), re.compile(r"[-+.\w]*"), re.compile(r'[^"\\]+')
-_ESCAPE = re.compile(r'\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\(?:["\\/bfnrt]|u[\da-fA-F]{4})')
-_HIGH = re.compile(r"\\u[dD][89abAB]")
-_ID = re.compile(r"[\w.:-]*")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_ID_GRAMMAR = "/[a-zA-Z0-9_.:-]{1,64}/"
+_SPACE, _ID = re.compile(r"\s*"), re.compile(r"[\w.:-]*")
 
 
 class IncompleteCallError(ValueError):
@@ -108,6 +110,27 @@ class CallText:
             self.fail()
         self.at += 1
 
+    def comes(self, texts: Sequence[str]) -> Awaiting[bool]:
+        """Test for one of some texts, which are not skipped."""
+        while texts:
+            ends = [self.fits(text) for text in texts]
+            if any(end is not None and end >= 0 for end in ends):
+                return True
+            if None not in ends or self.final:
+                break
+            yield None
+        return False
+
+    def followed(self, texts: Sequence[str]) -> Awaiting[None]:
+        """Wait for one of some texts. Raises ValueError for another."""
+        while True:
+            ends = [self.fits(text) for text in texts if text.strip()]
+            if any(end is not None and end >= 0 for end in ends):
+                return
+            if None not in ends and self.text[self.at :].strip():
+                self.fail()
+            yield from self.more()
+
     def fail(self) -> NoReturn:
         """Raise ValueError for the next text."""
         raise ValueError(f"{self.text[self.at : self.at + 80]!r} is not part of a tool call")
@@ -115,100 +138,13 @@ class CallText:
 
 @functools.lru_cache(maxsize=512)
 def _words(text: str) -> list[str]:
-    return text.split()
+    """Words of a text, fences of code blocks apart."""
+    return [word for word in re.split(r"\s+|(?<=\])(?=`)", text) if word]
 
 
-def json_text(source: CallText, depth: int = 0) -> Reading[None]:
-    """Yield a JSON value in its normal form. Raises ValueError."""
-    yield from source.space()
-    opens = source.next
-    if opens == '"':
-        yield from _string(source)
-    elif opens in "{[" and depth < _MAX_DEPTH:
-        closes = "}" if opens == "{" else "]"
-        source.at += 1
-        yield opens
-        yield from source.space()
-        if source.next == closes:
-            source.at += 1
-            yield closes
-            return
-        while True:
-            if opens == "{":
-                yield from source.space()
-                if source.next != '"':
-                    source.fail()
-                yield from _string(source)
-                yield from source.expect(":")
-                yield ": "
-            yield from json_text(source, depth + 1)
-            yield from source.space()
-            if source.next not in (closes, ","):
-                source.fail()
-            source.at += 1
-            yield closes if source.text[source.at - 1] == closes else ", "
-            if source.text[source.at - 1] == closes:
-                return
-    else:
-        while True:
-            found = _SCALAR.match(source.text, source.at)
-            assert found is not None
-            if found.end() < len(source.text) or source.final:
-                break
-            yield from source.more()
-        value = normal(json.loads(found[0]))
-        source.at = found.end()
-        yield value
-
-
-def _string(source: CallText) -> Reading[None]:
-    source.at += 1
-    yield '"'
-    while True:
-        found = _PLAIN.match(source.text, source.at)
-        if found:
-            source.at = found.end()
-            yield normal(found[0])[1:-1]
-        if not source.next:
-            yield from source.more()
-        elif source.next == '"':
-            source.at += 1
-            yield '"'
-            return
-        else:
-            found = _HIGH.match(source.text, source.at)
-            n = 12 if found else 6 if source.text.startswith("\\u", source.at) else 2
-            if len(source.text) - source.at < n and not source.final:
-                yield from source.more()
-                continue
-            found = _ESCAPE.match(source.text, source.at)
-            if found is None and source.final and len(source.text) - source.at < 6:
-                yield from source.more()
-            if found is None:
-                source.fail()
-            source.at = found.end()
-            yield normal(json.loads(f'"{found[0]}"'))[1:-1]
-
-
-def json_value(source: CallText) -> Awaiting[Any]:
-    """Parse a JSON value. Raises ValueError."""
-    parts: list[str] = []
-    for part in json_text(source):
-        if part is None:
-            yield None
-        else:
-            parts.append(part)
-    return json.loads("".join(parts))
-
-
-def normal(value: Any) -> str:
-    """JSON text of a value, in normal form.
-
-    Lone surrogates become U+FFFD. Raises ValueError for infinite numbers and NaN.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a number of JSON")
-    return _LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
+def expression(rules: Rules, text: str) -> str:
+    """Expression of a text of a notation, for grammars."""
+    return f" {_ID_GRAMMAR} ".join(rules.marker(part) if part else "" for part in text.split(ID))
 
 
 def at_once(reading: Generator[Any, None, T]) -> T:

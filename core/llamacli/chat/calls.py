@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import functools
 import json
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,18 +9,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from llamacli.chat.call_text import (
-    ID,
-    Awaiting,
-    CallText,
-    IncompleteCallError,
-    at_once,
-    json_text,
-    json_value,
-    normal,
-)
+from llamacli.chat.call_text import Awaiting, CallReading, CallText, IncompleteCallError, expression
+from llamacli.chat.literals import JSON, json_value, normal
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
+from llamacli.chat.values import typed_value
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the arguments by name of tool; empty if the tools are not known."""
@@ -37,20 +27,10 @@ CallParser = Callable[[str, Schemas], list[ToolCall]]
 CallGrammar = Callable[[Rules, str, dict[str, Any]], str]
 """Writer of the grammar of one call: an expression for the rules, the tool's name and the schema of its arguments."""
 
-CallReading = Generator[tuple[str, str | None] | None, None, None]
-"""Parser of calls as they come: names with text of the arguments in JSON, and with None at the end of each call.
-
-It yields None where it needs more text. Raises ValueError, IncompleteCallError at the end of the text.
-"""
-
-KEY = "\ue002"
-"""Place of an argument's key in the text after its value."""
-
-_ID_GRAMMAR = "/[a-zA-Z0-9_.:-]{1,64}/"
 _SEPARATORS = re.compile(r"[\s;,]*")
 _ANY_NAME = re.compile(r"[^\s<>\[\]{}(),:\"]+")
 _NAME_GOES_ON = re.compile(r"[\w.-]")
-_LONGEST_KEY = 500
+_LONGEST_NAME = 500
 
 
 def schemas_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
@@ -81,6 +61,20 @@ class Notation:
     head: str = ""
     between: str | None = None
     tail: str = ""
+
+    def __call__(self, text: str, schemas: Schemas | None = None) -> list[ToolCall]:
+        """Parse calls, all of the text. Raises ValueError for anything else."""
+        source, calls, texts = CallText(text, final=True), list[ToolCall](), list[str]()
+        for item in self.read(source, schemas or {}, ""):
+            name, piece = item or ("", "")
+            if piece is not None:
+                texts.append(piece)
+            else:
+                calls.append(ToolCall(name, arguments_of("".join(texts))))
+                texts = []
+        if source.text[source.at :].strip():
+            source.fail()
+        return calls
 
     def read(self, source: CallText, schemas: Schemas, closes: str) -> CallReading:
         """Parse all calls, up to the marker that closes them."""
@@ -133,6 +127,11 @@ class JsonCall:
     arguments: str = "arguments"
     keys: tuple[tuple[str, str], ...] = ()
     wrapper: str = ""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """True if its keys are not known: it may be a list."""
+        return bool(self.name) and not self.keys
 
     def read(self, source: CallText, schemas: Schemas, follows: Sequence[str] = ()) -> CallReading:
         """Parse the next call, or a list of calls."""
@@ -190,218 +189,63 @@ class JsonCall:
         return True
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
-        """Grammar of a call: keys in their order."""
+        """Grammar of a call; see `CallGrammar`.
+
+        Keys come in their order; without `keys` a name, and arguments under either usual key.
+        """
+        arguments = {"$ref": f"#/$defs/{_ARGUMENTS}"}
         if not self.name:
-            values: dict[str, Any] = {name: {"$ref": f"#/$defs/{_ARGUMENTS}"}}
-        else:
-            special = {self.name: {"const": name}, self.arguments: {"$ref": f"#/$defs/{_ARGUMENTS}"}}
+            call = _object({name: arguments})
+        elif self.keys:
+            special = {self.name: {"const": name}, self.arguments: arguments}
             ids = {"type": "string", "pattern": "^[a-zA-Z0-9_.:-]{1,64}$"}
-            given = self.keys or ((self.name, ""), (self.arguments, ""))
-            values = {key: special.get(key, {"const": fixed} if fixed else ids) for key, fixed in given}
-        call: dict[str, Any] = _object(values)
+            call = _object({key: special.get(key, {"const": fixed} if fixed else ids) for key, fixed in self.keys})
+        else:
+            usual = ("arguments", "parameters")
+            call = {"anyOf": [_object({"name": {"const": name}, key: arguments}) for key in usual]}
         if self.wrapper:
             call = _object({self.wrapper: call})
         return rules.json("json_call", {**call, "$defs": {_ARGUMENTS: moved(schema)}}, CALL_SPACE)
 
 
-@attrs.frozen
-class Pairs:
-    """Arguments as a key and a value in tags each.
-
-    `opens` comes before a key, then a text between key and value and one after the value: `string` for strings, which
-    are written as they are, and `other` for values in JSON. `between` comes between two arguments. `words` are the
-    literals true, false and null where the template writes Python's.
-
-    Where the text after a value names the key, as `KEY`, values are texts, and objects and lists are tags within, those
-    of a list named `item`. `nested` is that text while the tags of one key are read.
-    """
-
-    opens: str
-    string: tuple[str, str]
-    other: tuple[str, str]
-    between: str = ""
-    words: bool = False
-    nested: str = ""
+class Arguments(Protocol):
+    """Notation of the arguments of a call."""
 
     def read(self, source: CallText, name: str, schema: Mapping[str, Any], follows: Sequence[str]) -> CallReading:
         """Parse arguments, which one of the texts `follows` comes after."""
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
-        begun = "{"
-        ambiguous = [text for text in follows if text.strip().startswith(self.opens.strip())]
-        while not (yield from _comes(source, ambiguous)) and (yield from source.take(self.opens)):
-            key = yield from self._key(source)
-            yield name, f"{begun}{normal(key)}: "
-            begun = ", "
-            ends = (self.between + self.opens, *follows)
-            named = self._closed_by(key)
-            yield from named._value(source, name, properties.get(key), schema, [text for text in ends if text.strip()])
-            yield from source.take(self.between)
-        if any(text.strip() for text in follows):
-            yield from _followed(source, follows)
-        yield name, "{}" if begun == "{" else "}"
-
-    def _key(self, source: CallText) -> Awaiting[str]:
-        """Skip a key and the text after it."""
-        while True:
-            matches = [_middle(middle).search(source.text, source.at) for middle, _ in (self.string, self.other)]
-            found = min(filter(None, matches), key=lambda each: (each.start(), -each.end()), default=None)
-            key = source.text[source.at : found.start() if found else None].strip()
-            if (found and "\n" in key) or len(key) > _LONGEST_KEY:
-                source.fail()
-            if found and (found.end() < len(source.text) or source.final):
-                source.at = found.end()
-                return key
-            yield from source.more()
-
-    def _value(
-        self, source: CallText, name: str, schema: Any, root: Mapping[str, Any], follows: Sequence[str]
-    ) -> CallReading:
-        """Parse a value, a string as it comes."""
-        closes = self.string[1] if self.string[1].strip() else self.other[1]
-        is_text, begin, sent = _kinds(schema, root) == ["string"], source.at, source.at
-        if is_text:
-            yield name, '"'
-        while True:
-            end, after = _value_end(source, max(source.at, begin), closes, follows)
-            source.at = end
-            if closes[: len(closes) - len(closes.lstrip())].count("\n") and source.text.endswith("\n", begin, end):
-                end -= 1
-            if is_text and end > sent:
-                yield name, normal(source.text[sent:end])[1:-1]
-                sent = end
-            if after >= 0:
-                break
-            yield from source.more()
-        source.at = after
-        yield name, '"' if is_text else _written_value(self._typed(source.text[begin:end], schema, root))
-
-    def _closed_by(self, key: str) -> Pairs:
-        """Tags of one key."""
-        if KEY not in self.string[1]:
-            return self
-        middle, closes = self.string
-        named = middle, closes.replace(KEY, key)
-        return attrs.evolve(self, string=named, other=named, nested=closes)
-
-    def _typed(self, text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-        """Value of a text, with the tags within it."""
-        kinds = _kinds(schema, root)
-        if self.nested and ("string" not in kinds or len(kinds) == len(_TYPES)):
-            if not text.strip() and kinds in (["array"], ["object"]):
-                return [] if kinds == ["array"] else {}
-            with contextlib.suppress(ValueError):
-                return self._nested(CallText(text, final=True), schema, root)
-        return typed_value(text, schema, root)
-
-    def _nested(self, source: CallText, schema: Any, root: Mapping[str, Any]) -> Any:
-        """List or object of tags within a value. Raises ValueError."""
-        found: list[tuple[str, Any]] = []
-        while at_once(source.take(self.opens)):
-            key = at_once(self._key(source))
-            end, after = _value_end(source, source.at, self.nested.replace(KEY, key), ())
-            if after < 0:
-                source.fail()
-            found.append((key, self._typed(source.text[source.at : end], _part(schema, key, root), root)))
-            source.at = after
-        if not found or source.text[source.at :].strip():
-            source.fail()
-        return [value for _, value in found] if {key for key, _ in found} == {"item"} else dict(found)
 
     def grammar(self, rules: Rules, schema: Mapping[str, Any]) -> str:
-        """Expression of the arguments, in the order of the schema."""
-        properties, required = schema.get("properties"), schema.get("required")
-        given = dict(properties) if isinstance(properties, Mapping) else {}
-        needed = [name for name in required if isinstance(name, str)] if isinstance(required, Sequence) else []
-        given = {**given, **{name: True for name in needed if name not in given}}
-        if not given and schema.get("additionalProperties") is not False and "properties" not in schema:
-            if KEY in self.string[1]:
-                return ""
-            key = rules.add("pair", self._written(rules, r"/[A-Za-z_][A-Za-z0-9_.-]*/", True, schema))
-            return f"({key} ({expression(rules, self.between)} {key})*)?"
-        if self.between.strip():
-            return self._joined(rules, given, needed, schema)
-        pairs = []
-        for name, value in given.items():
-            pair = rules.add("pair", self._closed_by(name)._written(rules, literal(name), value, schema))
-            pairs.append(pair if name in needed else f"{pair}?")
-        return " ".join(pairs)
-
-    def _joined(self, rules: Rules, given: Mapping[str, Any], needed: Sequence[str], root: Mapping[str, Any]) -> str:
-        """Expression of arguments with a text between two of them."""
-        comma, first, after = expression(rules, self.between), "", ""
-        for name in list(given)[::-1]:
-            pair = rules.add("pair", self._written(rules, literal(name), given[name], root))
-            begins, follows = f"{pair} {after}", f"{comma} {pair} {after}"
-            if name not in needed:
-                begins, follows = (f"{begins} | {first}" if first else f"({begins})?"), f"({comma} {pair})? {after}"
-            first, after = rules.add("first", begins), rules.add("more", follows)
-        return first
-
-    def _written(self, rules: Rules, key: str, schema: Any, root: Mapping[str, Any]) -> str:
-        """Expression of one argument."""
-        kinds = _kinds(schema, root)
-        alternatives = []
-        given = schema if isinstance(schema, Mapping) else {}
-        constants = given.get("enum", [given["const"]] if "const" in given else None)
-        middle, closes = self.string
-        if isinstance(constants, Sequence) and constants and all(isinstance(each, str) for each in constants):
-            either = " | ".join(literal(each) if each else '""' for each in constants)
-            alternatives = [f"{expression(rules, middle)} ({either}) {expression(rules, closes)}"]
-        elif "string" in kinds:
-            alternatives = [f"{expression(rules, middle)} {rules.until(closes)}"]
-        others = [kind for kind in kinds if kind != "string"]
-        if others and not (alternatives and self.string == self.other):
-            middle, closes = self.other
-            given = {"type": others[0] if len(others) == 1 else others} if "string" in kinds else schema
-            if self.nested and {"array", "object"} & set(others):
-                return f"{expression(rules, self.opens)} {key} {expression(rules, middle)} {rules.until(closes)}"
-            value = rules.json("value", _with_definitions(given, root), CALL_SPACE)
-            if self.words and "boolean" in others and len(others) == 1:
-                value = '("True" | "False" | "true" | "false")'
-            elif self.words and {"boolean", "null"} & set(others):
-                value = f'({value} | "True" | "False" | "None")'
-            alternatives.append(f"{expression(rules, middle)} {value} {expression(rules, closes)}")
-        return f"{expression(rules, self.opens)} {key} ({' | '.join(alternatives)})"
+        """Expression of the arguments."""
 
 
 @attrs.frozen
 class NamedCall:
     """Tool call as a name and arguments.
 
-    Arguments are an object in JSON, or `pairs` in tags. `before` is the text before the name, `after` between name and
-    arguments, `ends` after the arguments. The texts may have an `ID`.
+    `before` is the text before the name, `after` between name and arguments, `ends` after the arguments. The texts may
+    have an `ID`.
     """
 
     before: str = ""
     after: str = ""
     ends: str = ""
-    pairs: Pairs | None = None
+    arguments: Arguments = JSON
 
     def read(self, source: CallText, schemas: Schemas, follows: Sequence[str] = ()) -> CallReading:
         """Parse the next call."""
         yield from source.take(self.before)
         yield from source.space()
         name = yield from self._name(source, schemas)
-        follows = (self.ends, *follows)
         if self.after.strip():
             yield name, ""
-        if self.pairs is not None:
-            yield from self.pairs.read(source, name, schemas.get(name, {}), follows)
-        else:
-            yield from source.space()
-            if source.next == "{":
-                yield from _pieces(json_text(source), name)
-            else:
-                yield from _followed(source, follows)
-                yield name, "{}"
+        yield from self.arguments.read(source, name, schemas.get(name, {}), (self.ends, *follows))
         yield name, None
         yield from source.take(self.ends)
 
     def _name(self, source: CallText, schemas: Schemas) -> Awaiting[str]:
         """Skip the longest name of a tool and the text after it."""
         while True:
-            rest = source.text[source.at : source.at + _LONGEST_KEY]
+            rest = source.text[source.at : source.at + _LONGEST_NAME]
             bare = _ANY_NAME.match(rest)
             for name in sorted(schemas, key=len, reverse=True) or [bare[0] if bare else "\n"]:
                 end: int | None = -1
@@ -417,86 +261,13 @@ class NamedCall:
                     source.at = end
                     return name
             else:
-                raise ValueError(f"{rest[:80]!r} does not begin with the name of a tool")
+                source.fail()
             yield from source.more()
 
     def grammar(self, rules: Rules, name: str, schema: dict[str, Any]) -> str:
         """Grammar of a call; see `CallGrammar`."""
-        if self.pairs is None:
-            arguments = rules.json("arguments", schema, CALL_SPACE)
-        else:
-            arguments = self.pairs.grammar(rules, schema)
         begins = f"{expression(rules, self.before)} {literal(name)} {expression(rules, self.after)}"
-        return f"{begins} {arguments} {expression(rules, self.ends)}"
-
-
-# --- texts of notations
-
-
-def expression(rules: Rules, text: str) -> str:
-    """Expression of a text of a notation, for grammars."""
-    return f" {_ID_GRAMMAR} ".join(rules.marker(part) if part else "" for part in text.split(ID))
-
-
-@functools.lru_cache(maxsize=512)
-def _middle(text: str) -> re.Pattern[str]:
-    """Pattern of the text between a key and a value.
-
-    White space after it is the value's, but for a line's end.
-    """
-    tail = text[len(text.rstrip()) :]
-    words = r"\s*".join(re.escape(word).replace(re.escape(ID), r"[\w.:-]*") for word in text.split())
-    return re.compile(rf"\s*{words}" + (r"\n?" if "\n" in tail else ""))
-
-
-def _comes(source: CallText, texts: Sequence[str]) -> Awaiting[bool]:
-    """Test for one of some texts, which are not skipped."""
-    while texts:
-        ends = [source.fits(text) for text in texts]
-        if any(end is not None and end >= 0 for end in ends):
-            return True
-        if None not in ends or source.final:
-            break
-        yield None
-    return False
-
-
-def _followed(source: CallText, follows: Sequence[str]) -> Awaiting[None]:
-    """Wait for one of some texts. Raises ValueError for another."""
-    while True:
-        ends = [source.fits(text) for text in follows if text.strip()]
-        if any(end is not None and end >= 0 for end in ends):
-            return
-        if None not in ends and source.text[source.at :].strip():
-            source.fail()
-        yield from source.more()
-
-
-def _value_end(source: CallText, at: int, closes: str, follows: Sequence[str]) -> tuple[int, int]:
-    """Find the text that closes a value, with one that follows it.
-
-    Returns the place up to which the text is certainly the value's, and the place after its end, -1 for none yet.
-    """
-    begins = [text.split()[0] for text in ([closes] if closes.strip() else follows)]
-    while True:
-        place = min((each for each in (source.text.find(text, at) for text in begins) if each >= 0), default=-1)
-        if place < 0:
-            end = len(source.text)
-            partial = (n for text in begins for n in range(1, len(text)) if source.text.endswith(text[:n], at))
-            end -= max(partial, default=0)
-            return end - source.text.endswith("\n", at, end), -1
-        end_of_it = source.fits(closes, place)
-        if end_of_it is None:
-            return place, -1
-        if end_of_it >= 0:
-            ends = [source.fits(text, end_of_it) for text in follows]
-            if any(end is not None and end >= 0 for end in ends) or not follows:
-                return place, end_of_it
-            if source.final and not source.text[end_of_it:].strip():
-                return place, end_of_it
-            if None in ends:
-                return place, -1
-        at = place + 1
+        return f"{begins} {self.arguments.grammar(rules, schema)} {expression(rules, self.ends)}"
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -524,129 +295,11 @@ def moved(schema: Any) -> Any:
     return copy
 
 
-def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Schema of one argument with the definitions that it may refer to."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**schema, **shared} if isinstance(schema, Mapping) and shared else schema
-
-
-# --- values
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Schema that a reference names."""
-    for _ in range(8):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            break
-        target: Any = root
-        for part in reference.split("/")[1:]:
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        schema = target
-    return schema
-
-
-def _kinds(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """JSON types that a schema allows; all if it tells none."""
-    schema = _resolved(schema, root)
-    if not isinstance(schema, Mapping):
-        return list(_TYPES)
-    if isinstance(given := schema.get("type"), str):
-        return [given] if given != "number" else ["number", "integer"]
-    if isinstance(given, list):
-        return [kind for kind in given if isinstance(kind, str)]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(parts := schema.get(key), list) and parts:
-            return list(dict.fromkeys(kind for part in parts for kind in _kinds(part, root)))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        return list(dict.fromkeys(kind for value in values for kind in _TYPES if isinstance(value, _TYPES[kind])))
-    return ["object"] if "properties" in schema else ["array"] if "items" in schema else list(_TYPES)
-
-
-_TYPES: dict[str, type] = {
-    "string": str, "boolean": bool, "integer": int, "number": float, "object": dict, "array": list, "null": type(None),
-}  # fmt: skip
-
-
-def typed_value(text: str, schema: Any = None, root: Mapping[str, Any] | None = None) -> Any:
-    """Value of an argument in text, by its schema.
-
-    A string is the text as it is. Other values are JSON or Python literals; text where they are none.
-    """
-    kinds = _kinds(schema, root or {})
-    if kinds == ["string"]:
-        return text
-    bare = text.strip()
-    value: Any
-    if bare in _WORDS:
-        value = _WORDS[bare]
-    else:
-        try:
-            value = json.loads(bare)
-        except (ValueError, RecursionError):
-            value = _python_literal(bare)
-    if isinstance(value, str):
-        return text if "string" in kinds else value
-    known = isinstance(schema, Mapping) and len(kinds) < len(_TYPES)
-    if known and "string" in kinds and not any(_is(value, kind) for kind in kinds):
-        return text
-    return value
-
-
-def _written_value(value: Any) -> str:
-    """JSON of an argument; a string where JSON cannot express it."""
-    try:
-        return normal(value)
-    except ValueError:
-        return normal(str(value))
-
-
-def _part(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
-    """Schema of a key or of items, None if there is none."""
-    schema = _resolved(schema, root)
-    if not isinstance(schema, Mapping):
-        return None
-    properties, own = schema.get("properties"), schema.get("items") if key == "item" else None
-    if own is None and isinstance(properties, Mapping):
-        own = properties.get(key)
-    parts = (part for kind in ("anyOf", "oneOf", "allOf") for part in schema.get(kind) or ())
-    return own if own is not None else next(filter(None, (_part(part, key, root) for part in parts)), None)
-
-
-def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, object)) or (kind == "number" and isinstance(value, int))
-
-
-_WORDS = {"True": True, "False": False, "None": None}
-"""Values as templates write them that convert arguments with Python's `str`."""
-
-
-def _python_literal(text: str) -> Any:
-    """Value of a list or dictionary in Python's notation, else the text."""
-    if text[:1] in ("{", "["):
-        try:
-            return json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            pass
-    return text
-
-
-# --- JSON
-
-
-def _pieces(text: Generator[str | None, None, None], name: str) -> CallReading:
-    for piece in text:
-        yield None if piece is None else (name, piece)
-
-
 def arguments_in(source: CallText, name: str) -> CallReading:
     """Parse arguments: an object, or its text in a string."""
     yield from source.space()
     if source.next == "{":
-        yield from _pieces(json_text(source), name)
+        yield from JSON.read(source, name, {}, ())
     else:
         yield name, normal(arguments_of((yield from json_value(source))))
     yield name, None
@@ -661,26 +314,8 @@ def known_name(name: Any, schemas: Schemas) -> str:
     return name
 
 
-def json_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
-    """Parse tool calls in JSON, one or several.
-
-    They are bare or in a list, each with a "name" and "arguments" or "parameters". Raises ValueError for anything else.
-    """
-    source, calls, texts = CallText(text, final=True), list[ToolCall](), list[str]()
-    for item in JSON_CALLS.read(source, schemas or {}, ""):
-        name, piece = item or ("", "")
-        if piece is not None:
-            texts.append(piece)
-        else:
-            calls.append(ToolCall(name, arguments_of("".join(texts))))
-            texts = []
-    if source.text[source.at :].strip():
-        source.fail()
-    return calls
-
-
-JSON_CALLS = Notation(JsonCall())
-"""Notation of calls as objects in JSON."""
+json_calls = Notation(JsonCall())
+"""Tool calls in JSON, each with a "name" and "arguments" or "parameters"."""
 
 
 def whole_calls(parse: CallParser, source: CallText, schemas: Schemas, closes: str) -> CallReading:

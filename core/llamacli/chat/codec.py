@@ -10,11 +10,12 @@ from typing import Any
 import attrs
 
 from llamacli.chat import generic_tools
-from llamacli.chat.calls import Tools
+from llamacli.chat.calls import Notation, Tools
+from llamacli.chat.channels import Channels
 from llamacli.chat.derivation import derive, takes_tools
 from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
-from llamacli.chat.syntax import Channels, Event, Reader, Spans, StopText, Syntax
+from llamacli.chat.syntax import Event, Reader, Spans, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.gguf import Metadata
@@ -34,10 +35,14 @@ _MAX_KEPT = 64
 
 @attrs.frozen
 class ReplyEnds:
-    """End tokens of a reply, and the text that ends it."""
+    """End tokens of a reply, and the text that ends it.
+
+    Where `unless` comes, which begins with that text, the reply goes on.
+    """
 
     tokens: frozenset[int]
     text: str = ""
+    unless: str = ""
 
 
 class ChatCodec:
@@ -147,7 +152,7 @@ class ChatCodec:
     def opens_reasoning(self, prompt: str) -> bool:
         """True if a prompt ends with the marker that opens reasoning."""
         if isinstance(self.syntax, Channels):
-            return prompt.endswith(self.syntax.thought_markers[0])
+            return prompt.endswith(self.syntax.thought_markers[:1])
         return self.syntax.reasoning_markers(prompt)[:1] == ("",)
 
     def budgeted(self, params: SamplingParams, rendering: Rendering) -> SamplingParams:
@@ -157,8 +162,8 @@ class ChatCodec:
     def thought_markers(self, rendering: Rendering) -> tuple[str, ...]:
         """Markers of reasoning for `SamplingParams.reasoning_markers`."""
         if isinstance(self.syntax, Channels):
-            opens, closes = self.syntax.thought_markers
-            return "" if rendering.prompt.endswith(opens) else opens, closes
+            opens = self.opens_reasoning(rendering.prompt)
+            return ("", *self.syntax.thought_markers[1:]) if opens else self.syntax.thought_markers
         return self.syntax.reasoning_markers(rendering.prompt)
 
     def spelled(self, token: int) -> str:
@@ -193,6 +198,10 @@ class ChatCodec:
                 if closing:
                     text = closing.splitlines()[0]
                 elif isinstance(after, int) and self.tokenizer.is_control(after):
+                    calls = self.syntax.calls if isinstance(self.syntax, Spans) else None
+                    if calls is not None and calls.opens == self.tokenizer.token_text(after):  # calls are a message
+                        head = calls.parse.head if isinstance(calls.parse, Notation) else ""
+                        return ReplyEnds(tokens - {after}, calls.opens, calls.opens + head)
                     tokens |= {after}
         return ReplyEnds(tokens, text)
 
@@ -207,7 +216,7 @@ class ReplyReader:
 
     def __init__(self, codec: ChatCodec, parser: Reader, ends: ReplyEnds, n_calls: int = 0):
         self._codec, self._parser, self.ends = codec, parser, ends
-        self._end_text = StopText(ends.text)
+        self._end_text = StopText(ends.text, ends.unless)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []

@@ -9,16 +9,17 @@ from typing import Any
 
 import attrs
 
-from llamacli.chat.calls import Notation, expression, json_calls, moved
+from llamacli.chat.call_text import expression
+from llamacli.chat.calls import CallGrammar, JsonCall, Notation
+from llamacli.chat.channels import Channels
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.rules import CALL_SPACE, Rules, literal
-from llamacli.chat.syntax import Calls, Channels, Spans
+from llamacli.chat.syntax import Calls, Spans
 from llamacli.errors import InvalidRequestError
 from llamacli.tokenizer import Tokenizer
 
 _SPACE = r"/[ \r\n]{0,2}/"
 _MORE_CALLS = "{0,31}"
-_ARGUMENTS = "arguments"
 
 
 @attrs.frozen
@@ -85,14 +86,14 @@ def reply_constraint(
     if tools is not None and tools.required:
         assert writer is not None
         assert calls is not None
-        return writer.constraint(calls if writer.begins_with_header else f"{_SPACE} {calls}")
+        return writer.constraint(writer.begun(calls), is_call=True)
     if schema is not None:
         if writer is None:
             return Constraint(json_schema=json.dumps(schema))
         if calls is None and writer.begins_at_once:
             return Constraint(json_schema=json.dumps(schema))
         text = writer.json_text(schema)
-        return writer.constraint(text if calls is None else f"{text} | {calls}")
+        return writer.constraint(text if calls is None else f"{text} | {writer.begun(calls)}")
     if calls is not None and writer is not None:
         return writer.lazy_constraint(calls)
     return FREE
@@ -101,7 +102,7 @@ def reply_constraint(
 class _Writer(abc.ABC):
     """Writer of the grammar of replies in one syntax."""
 
-    begins_at_once = begins_with_header = False
+    begins_at_once = False
     triggers: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
@@ -117,13 +118,20 @@ class _Writer(abc.ABC):
         """Expression of a text for the user by a JSON Schema."""
 
     @abc.abstractmethod
-    def reasoning(self) -> str:
-        """Expression of the reasoning before the text, "" for none."""
+    def reasoning(self, *, is_optional: bool = False) -> str:
+        """Expression of the reasoning before the text, "" for none.
 
-    def constraint(self, body: str) -> Constraint:
+        With `is_optional` reasoning that the prompt has opened may be left.
+        """
+
+    def begun(self, calls: str) -> str:
+        """Expression of calls and what may come before them."""
+        return f"{_SPACE} ({calls})"
+
+    def constraint(self, body: str, *, is_call: bool = False) -> Constraint:
         """Constraint from the reply's beginning."""
         name = self.rules.add("body", body)
-        return Constraint(self.rules.grammar(f"{self.reasoning()} {name}".strip()))
+        return Constraint(self.rules.grammar(f"{self.reasoning(is_optional=is_call)} {name}".strip()))
 
     def lazy_constraint(self, calls: str) -> Constraint:
         """Constraint from the opening marker of a tool call on."""
@@ -149,93 +157,101 @@ class _SpansWriter(_Writer):
             self.triggers = (syntax.calls.opens,)
 
     def calls(self, tools: ToolUse) -> str | None:
-        syntax, rules = self._syntax.calls, self.rules
-        if syntax is None or (syntax.grammar is None and syntax.parse is not json_calls):
+        syntax = self._syntax.calls
+        if syntax is None or (body := _body(self.rules, syntax, tools)) is None:
             return None
-        if syntax.notation is not None:
-            return self._noted(syntax, syntax.notation, tools)
-        opens = rules.marker(syntax.opens) if syntax.opens else ""
-        closes = rules.marker(syntax.closes) if syntax.closes else ""
-        space = _SPACE if syntax.grammar is None else ""
-        one, body = self._json_body(tools) if syntax.grammar is None else ("", self._body(syntax, tools))
-        call = rules.add("call", " ".join(filter(None, (opens, space, body, space, closes))))
-        calls = rules.add("calls", f"{call} ({space} {call}){_MORE_CALLS}") if tools.parallel else call
+        calls = f"{_sections(self.rules, syntax, body, tools)} {self._markers}"
         # Without its marker, a reply is read as a call where it begins with a brace.
-        return rules.add("bare", f"{calls} | {space} {one} {space}") if syntax.bare and opens and one else calls
-
-    def _noted(self, syntax: Calls, notation: Notation, tools: ToolUse) -> str:
-        """Expression of calls as the template writes them."""
-        rules, one = self.rules, self._body(syntax, tools)
-        between = notation.between
-        if between is not None and tools.parallel:
-            one = f"{one} ({expression(rules, between)} {one}){_MORE_CALLS}"
-        texts = [expression(rules, text) for text in (syntax.opens, notation.head, notation.tail, syntax.closes)]
-        call = rules.add("call", f"{texts[0]} {texts[1]} {one} {texts[2]} {texts[3]}")
-        more = between is None and tools.parallel
-        return rules.add("calls", f"{call} ({_SPACE} {call}){_MORE_CALLS}") if more else call
-
-    def _body(self, syntax: Calls, tools: ToolUse) -> str:
-        """Name of a rule for one call in the syntax's own notation."""
-        assert syntax.grammar is not None
-        functions = [tool["function"] for tool in tools.tools]
-        calls = [
-            syntax.grammar(self.rules, function["name"], function.get("parameters") or {"type": "object"})
-            for function in functions
-        ]
-        return self.rules.add("one", " | ".join(calls))
-
-    def _json_body(self, tools: ToolUse) -> tuple[str, str]:
-        """Names of the rules for one call in JSON, and for several."""
-        calls = []
-        for tool in tools.tools:
-            function = tool["function"]
-            schema = _call_schema(function["name"], function.get("parameters") or {"type": "object"})
-            calls.append(self.rules.json("json_call", schema, CALL_SPACE))
-        one = self.rules.add("one", " | ".join(calls))
-        more = f'({_SPACE} "," {_SPACE} {one}){_MORE_CALLS}' if tools.parallel else ""
-        return one, self.rules.add("several", f'{one} | "[" {_SPACE} {one} {more} {_SPACE} "]"')
+        return self.rules.add("bare", f"{calls} | {_SPACE} {body} {_SPACE}") if syntax.bare and syntax.opens else calls
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
         return self.rules.json("text", schema)
 
-    def reasoning(self) -> str:
+    def begun(self, calls: str) -> str:
+        return f"{_SPACE} {self._markers} ({calls})"
+
+    @property
+    def _markers(self) -> str:
+        """Expression of the markers around texts."""
+        markers = " | ".join(f"{self.rules.marker(text)} {_SPACE}" for text in self._syntax.dropped)
+        return f"({markers})*" if markers else ""
+
+    def reasoning(self, *, is_optional: bool = False) -> str:
         span = self._reasoning
         if span is None:
             return ""
         rest = self.rules.until(span.closes)
-        if self._is_open:
-            return f"{rest} {_SPACE}"
-        return self.rules.add("reasoning", f"{_SPACE} {self.rules.marker(span.opens)} {rest} {_SPACE}") + "?"
+        if self._is_open:  # a call ends reasoning too
+            return self.rules.add("reasoning", f"{rest} {_SPACE}") + ("?" if is_optional else "")
+        closed = f"{self.rules.marker(span.opens)} {rest} | {self.rules.marker(span.closes)}"
+        return self.rules.add("reasoning", f"{_SPACE} ({closed}) {_SPACE}") + "?"
 
 
 class _ChannelsWriter(_Writer):
     """Writer for messages with channel headers, the first begun already."""
 
-    begins_with_header = True
-
     def __init__(self, tokenizer: Tokenizer, syntax: Channels, prompt: str):
         super().__init__(tokenizer)
         self._syntax = syntax
         self._role = prompt.rpartition(syntax.starts)[2]
+        self._names: list[str] = []
 
     def calls(self, tools: ToolUse) -> str | None:
-        alternatives = []
+        syntax, rules, alternatives = self._syntax, self.rules, list[str]()
         for tool in tools.tools:
             function = tool["function"]
-            schema = function.get("parameters") or {"type": "object"}
-            arguments = self.rules.json("arguments", schema, CALL_SPACE)
-            to = literal(f" to={self._syntax.recipient}{function['name']}")
-            header = f'({to} {self._channel} "commentary" | {self._channel} "commentary" {to})'
-            alternatives.append(f'{header} " "? {self._json_type} {self._begins} {arguments}')
-        return " | ".join(alternatives)
+            schema, to = function.get("parameters") or {"type": "object"}, f"{syntax.recipient}{function['name']}"
+            self.triggers = (*self.triggers, to)
+            if syntax.calls is None:
+                text: str | None = rules.json("arguments", schema, CALL_SPACE)
+            elif (text := _body(rules, syntax.calls, attrs.evolve(tools, tools=[tool]))) is None:
+                return None
+            else:
+                text = _sections(rules, syntax.calls, text, attrs.evolve(tools, parallel=False))
+            alternatives.append(f"{literal(to)} {self._channeled} {self._begins} {text}")
+        one = rules.add("message", " | ".join(alternatives))
+        if not tools.parallel or not syntax.names_recipient:
+            return one
+        return f"{one} ({expression(rules, ''.join(syntax.ends[:1]))} {self._next} {one}){_MORE_CALLS}"
+
+    @property
+    def _channeled(self) -> str:
+        """Expression of what follows the recipient of a call."""
+        if self._syntax.names_recipient:
+            return ""
+        note = "<|constrain|>"
+        known = self.rules.tokenizer.token_id(note) is not None
+        kind = f'(" "? {self.rules.marker(note)} "json" | " json")?' if known else '(" json")?'
+        return f'({self._channel} {literal(self._syntax.preamble)})? {kind} " "?'
+
+    @property
+    def _next(self) -> str:
+        """Expression of the beginning of another message."""
+        return f"{self.rules.marker(self._syntax.starts)} {literal(self._role)}" if self._role else self.rules.marker(
+            self._syntax.starts
+        )  # fmt: skip
+
+    def begun(self, calls: str) -> str:
+        early = "" if self._syntax.names_recipient else f"({self._channel} {literal(self._syntax.preamble)})?"
+        return f"{early} ({calls})"
+
+    def lazy_constraint(self, calls: str) -> Constraint:
+        """Constraint from the header of a tool call on."""
+        if self._syntax.recipient:
+            self.after = self._syntax.thought_markers
+            return super().lazy_constraint(calls)
+        text = self.rules.add("text", r"/(.|\n)*/")
+        return self.constraint(f"{calls} | {literal(self._syntax.final)} {self._begins} {text}")
 
     def json_text(self, schema: dict[str, Any] | bool) -> str:
         text = self.rules.json("text", schema)
         return f"{self._channel} {literal(self._syntax.final)} {self._begins} {text}"
 
-    def reasoning(self) -> str:
-        rest, starts = self.rules.until(self._syntax.ends[0]), self.rules.marker(self._syntax.starts)
-        rule = f"{self._channel} {literal(self._syntax.thought)} {self._begins} {rest} {starts} {literal(self._role)}"
+    def reasoning(self, *, is_optional: bool = False) -> str:
+        if not self._syntax.thought:
+            return ""
+        rest = self.rules.until(self._syntax.ends[0])
+        rule = f"{self._channel} {literal(self._syntax.thought)} {self._begins} {rest} {self._next}"
         return self.rules.add("reasoning", rule) + "?"
 
     @property
@@ -246,22 +262,29 @@ class _ChannelsWriter(_Writer):
     def _begins(self) -> str:
         return self.rules.marker(self._syntax.begins)
 
-    @property
-    def _json_type(self) -> str:
-        """Expression of the note that the text is JSON, optional."""
-        note = "<|constrain|>"
-        return "" if self.rules.tokenizer.token_id(note) is None else f'({self.rules.marker(note)} "json")?'
+
+def _body(rules: Rules, syntax: Calls, tools: ToolUse) -> str | None:
+    """Name of a rule for one call, None without a grammar."""
+    parse = syntax.parse
+    write: CallGrammar | None = parse.one.grammar if isinstance(parse, Notation) else syntax.grammar
+    if write is None:
+        return None
+    functions = [tool["function"] for tool in tools.tools]
+    calls = [write(rules, each["name"], each.get("parameters") or {"type": "object"}) for each in functions]
+    return rules.add("one", " | ".join(calls))
 
 
-def _call_schema(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON Schema of a call, with its arguments under either usual key."""
-
-    def call(key: str) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{_ARGUMENTS}"}},
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-
-    return {"anyOf": [call("arguments"), call("parameters")], "$defs": {_ARGUMENTS: moved(arguments)}}
+def _sections(rules: Rules, syntax: Calls, one: str, tools: ToolUse) -> str:
+    """Expression of calls between their markers."""
+    parse = syntax.parse
+    head, between, tail = (parse.head, parse.between, parse.tail) if isinstance(parse, Notation) else ("", None, "")
+    if isinstance(parse, Notation) and isinstance(parse.one, JsonCall) and parse.one.is_by_hand:
+        more = f'({_SPACE} "," {_SPACE} {one}){_MORE_CALLS}' if tools.parallel else ""
+        one = f'({one} | "[" {_SPACE} {one} {more} {_SPACE} "]")'  # keys by hand: it may be a list
+    elif between is not None and tools.parallel:
+        one = f"{one} ({expression(rules, between)} {one}){_MORE_CALLS}"
+    texts = [expression(rules, text) for text in (syntax.opens, head, tail, syntax.closes)]
+    call = rules.add("call", f"{texts[0]} {texts[1] or _SPACE} {one} {texts[2] or _SPACE} {texts[3]}")
+    if between is not None or not tools.parallel or not (syntax.opens or syntax.closes):
+        return call
+    return rules.add("calls", f"{call} ({_SPACE} {call}){_MORE_CALLS}")

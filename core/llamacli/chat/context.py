@@ -9,9 +9,10 @@ import attrs
 
 from llamacli.generation.text import Token
 from llamacli.kv.prefixes import n_common
+from llamacli.media.encoder import Tile
 
-Part = int | str
-"""Part of a rendered conversation: a special token, or a run of text."""
+Part = int | str | Tile
+"""Part of a rendered conversation: a special token, a run of text, or a tile of a picture."""
 
 
 @attrs.frozen
@@ -46,6 +47,16 @@ class Plan:
         """Tokens to evaluate."""
         return self.ids[self.n_kept :]
 
+    def before_last(self) -> Plan:
+        """Plan that evaluates at least one token, and whole tiles."""
+        n, start = min(self.n_kept, len(self.ids) - 1), 0
+        for part in self.parts:
+            stop = start + len(part.ids)
+            if isinstance(part.part, Tile) and start < n < stop:
+                n = start
+            start = stop
+        return Plan(self.parts, n)
+
 
 def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str, bool], list[int]]) -> Plan:
     """Plan the evaluation of a rendered conversation.
@@ -58,7 +69,7 @@ def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str
     for have, part in zip(held, parts, strict=False):
         if have.part != part:
             break
-        done.append(have)
+        done.append(Evaluated(part, have.ids))  # an equal tile, which may have its pixels again
     n_kept = sum(len(part.ids) for part in done)
     rest = list(parts[len(done) :])
     if rest and isinstance(rest[0], str) and len(held) > len(done):
@@ -71,8 +82,14 @@ def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str
             ids = tuple(encode(run, False))
             n_kept += n_common(have.ids, ids)
         done.append(Evaluated(run, ids))
-    done += [Evaluated(part, (part,) if isinstance(part, int) else tuple(encode(part, False))) for part in rest]
+    done += [Evaluated(part, _ids(part, encode)) for part in rest]
     return Plan(tuple(done), n_kept)
+
+
+def _ids(part: Part, encode: Callable[[str, bool], list[int]]) -> tuple[int, ...]:
+    if isinstance(part, Tile):
+        return part.ids
+    return (part,) if isinstance(part, int) else tuple(encode(part, False))
 
 
 def truncated(parts: Iterable[Evaluated], n: int) -> list[Evaluated]:

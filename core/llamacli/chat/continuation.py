@@ -16,17 +16,20 @@ _CUT = "\ue000"
 """Mark of the place where a rendering is cut: a character for private use."""
 
 
-def continued(codec: ChatCodec, messages: Sequence[Mapping[str, Any]], **options: Any) -> Rendering:
+def continued(
+    codec: ChatCodec, messages: Sequence[Mapping[str, Any]], what: str | None = None, **options: Any
+) -> Rendering:
     """Render messages whose last one is the beginning of the reply.
 
-    `options` are those of `ChatCodec.render`. Its content is continued, or its reasoning if it has no content. The
-    template writes the message, with what it puts before the text; where it leaves the text out, that follows the
-    generation prompt. Raises ChatTemplateError for reasoning that the template's replies do not have.
+    `options` are those of `ChatCodec.render`. `what` is continued, "content" or "reasoning_content"; by default its
+    content, or its reasoning if it has no content. The template writes the message, with what it puts before the text;
+    where it leaves the text out, that follows the generation prompt. Raises ChatTemplateError for reasoning that the
+    template's replies do not have.
     """
     *before, final = messages
-    key = "content" if final.get("content") or not final.get("reasoning_content") else "reasoning_content"
+    key = what or ("content" if final.get("content") or not final.get("reasoning_content") else "reasoning_content")
     text = final.get(key) or ""
-    if text:
+    if text or (key == "content" and final.get("reasoning_content")):
         marked, cut = {**final, key: text + _CUT}, None
         with contextlib.suppress(ChatTemplateError) if key == "reasoning_content" else contextlib.nullcontext():
             cut = _cut(codec.render([*before, marked], add_generation_prompt=False, **options), text)

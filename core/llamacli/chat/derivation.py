@@ -19,15 +19,21 @@ from typing import Any, TypeVar
 import attrs
 
 from llamacli.chat.call_text import ID
-from llamacli.chat.calls import KEY, JsonCall, NamedCall, Notation, OneCall, Pairs
-from llamacli.chat.messages import ToolCall
+from llamacli.chat.calls import JsonCall, NamedCall, Notation, OneCall
+from llamacli.chat.channels import Channels
+from llamacli.chat.literals import JSON, PYTHON
+from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
+from llamacli.chat.tags import KEY, Pairs
 from llamacli.chat.template import ChatTemplate
 from llamacli.errors import ChatTemplateError
 from llamacli.tokenizer import Tokenizer
 
 _TEXT, _THOUGHT = "Xyzzy", "Plugh"
 _NAMES, _KEYS, _VALUES = ("fn_plover", "fn_quux"), ("key_one", "key_two"), ("Foobar", "Bazqux")
+_FIRST, _SECOND = ((name, {_KEYS[0]: value}) for name, value in zip(_NAMES, _VALUES, strict=True))
+_BOTH = (_NAMES[0], dict(zip(_KEYS, _VALUES, strict=True)))
+_MARKED = "<Fee> & <fie>"
 _TYPED: dict[str, Any] = {"key_one": 7, "key_two": True, "key_three": {"a": [1, None]}}
 _TOOLS = [
     {
@@ -49,8 +55,10 @@ _PREFIX = r"(?:\]<\]\w+\[>\[)?"
 """Regular expression of a marker before each tag, which some templates have."""
 _NAMED = r"<\|\w+\|>\w+<\|\w+\|>"
 """Regular expression of a marker whose name is a word between two special tokens."""
-_TOKEN = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
-_MARKER = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*>?|\[/?[A-Z_]+\]")
+_WORDS = r"\[/?[A-Z_]+(?: [A-Z_]+)*\]"
+"""Regular expression of a marker of words in brackets."""
+_TOKEN = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*(?:>|$)|{_WORDS}|\s|\w+|.", re.DOTALL)
+_MARKER = re.compile(rf"{_NAMED}|{_PREFIX}<[^<>\s][^<>]*>?|{_WORDS}")
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
 """Markers of reasoning in templates that do not render it."""
 
@@ -67,10 +75,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def derive(template: ChatTemplate) -> Spans:
+def derive(template: ChatTemplate) -> Spans | Channels:
     """Derive the syntax of replies from a template, once for each vocabulary.
 
-    What its renderings do not show is not in the result: no calls, or no reasoning.
+    What its renderings do not show is not in the result: no calls, or no reasoning. Derived again where a rendering
+    took too long.
     """
     return _once("syntax", template, _derive)
 
@@ -94,20 +103,26 @@ def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) 
         found = find(template)
         if len(kept) >= _MAX_KEPT:
             kept.clear()
-        kept[key] = found
+        if not template.hit_limit:  # which depends on what else the machine does
+            kept[key] = found
     result: T = found
     return result
 
 
-def _derive(template: ChatTemplate) -> Spans:
+def _derive(template: ChatTemplate) -> Spans | Channels:
     probe = _Probe(template)
+    channels = next(filter(None, (_channels(probe, variant) for variant in _variants())), None)
+    if channels is not None:
+        return channels
     reasoning, dropped = probe.reasoning()
-    calls = next(filter(None, (_calls(probe, variant, reasoning, dropped) for variant in _variants())), None)
+    found = next(filter(None, (_calls(probe, variant, reasoning, dropped) for variant in _variants())), None)
+    calls, behind = found or (None, ())
     described = any(text in template.source for text in ("<tool_call>", "<|im_start|>"))
     if calls is None and described and not _OTHER_CALLS.search(template.source):
         reasoning, calls = reasoning or THINK, HERMES.calls  # described in the prompt only
     if calls is not None and reasoning is not None:
         dropped = tuple(text for text in dropped if text not in (calls.opens, calls.closes))
+    dropped = tuple(dict.fromkeys([*dropped, *behind]))
     return Spans(reasoning, calls, dropped)
 
 
@@ -156,17 +171,25 @@ class _Probe:
         return whole[_common(before, whole) :]
 
     @functools.cached_property
+    def prompting(self) -> str:
+        """Text that the generation prompt adds."""
+        return (self._render([_USER], True) or "").removeprefix(self._render([_USER]) or "")
+
+    @functools.cached_property
     def plain(self) -> str:
         """Rendering of a message with text alone."""
         return self.reply(content=_TEXT) or ""
 
     def body(self, rendered: str, reasoning: Span | None) -> str:
         """Calls of a rendering, without the markers around messages."""
-        start = _common(self.plain, rendered)
-        end = _common(self.plain[::-1].partition(_TEXT[::-1])[0][::-1], rendered, -1)
+        n_begun = len(self.prompting) if rendered.startswith(self.prompting) else 0
+        rendered, plain = rendered[n_begun:], self.plain[n_begun:]
+        start = _common(plain, rendered)
+        end = _common(plain[::-1].partition(_TEXT[::-1])[0][::-1], rendered, -1)
         text = rendered[start : len(rendered) - end]
-        ends = self.ends | set(_MARKER.findall(self.plain.partition(_TEXT)[2])[-1:])
-        text = text[: min((at for at in map(text.find, ends) if at >= 0), default=len(text))]
+        ends = self.ends | set(_MARKER.findall(plain.partition(_TEXT)[2])[-1:])
+        named = max(map(text.rfind, _NAMES))
+        text = text[: min((at for end in ends if (at := text.find(end, max(named, 0))) >= 0), default=len(text))]
         if reasoning is not None:
             text = re.sub(rf"^\s*(?:{re.escape(reasoning.opens)})?\s*{re.escape(reasoning.closes)}", "", text)
         return text
@@ -174,14 +197,17 @@ class _Probe:
     def reasoning(self) -> tuple[Span | None, tuple[str, ...]]:
         """Markers of reasoning, and markers around the text for the user."""
         rendered = self.reply(content=_TEXT, reasoning_content=_THOUGHT) or ""
-        prompt, before = self._render([_USER], True) or "", self._render([_USER]) or ""
-        opening, _, ending = self.plain.partition(_TEXT)
-        around = opening[_common(opening, prompt[len(before) :]) :]
+        opening, _, ending = self.plain.removeprefix(self.prompting).partition(_TEXT)
+        around = opening[_common(opening, self.prompting) :]
         span = None
         if 0 <= rendered.find(_THOUGHT) < rendered.find(_TEXT):
             head, _, rest = rendered.partition(_THOUGHT)
             closes = _MARKER.findall(rest.partition(_TEXT)[0])
             opens = [text for text in _MARKER.findall(head) if head.rstrip().endswith(text)]
+            same = _common(head, self.prompting)
+            begun = self.prompting[same:].strip()
+            if begun and not head[same:].strip() and begun not in closes:  # the prompt opens it, by any text
+                opens = [begun]
             if opens and closes:
                 span = Span(opens[-1], closes[0])
                 around += "".join(closes[1:])
@@ -189,7 +215,9 @@ class _Probe:
             source = self.template.source
             known = [Span(*pair) for pair in _REASONING if any(text in source for text in pair)]
             span = known[0] if known else THINK if "<|im_start|>" in source else None
-        markers = [text for text in _MARKER.findall(around) if span is None or text not in (span.opens, span.closes)]
+        ending_of_user = (self._render([_USER], True) or "").rpartition(_USER["content"])[2]
+        markers = [text for text in _MARKER.findall(around) if text not in ending_of_user]
+        markers = [text for text in markers if span is None or text not in (span.opens, span.closes)]
         if markers:
             markers += _MARKER.findall(ending)[:-1]  # the last one ends the message
         return span, tuple(dict.fromkeys(markers))
@@ -208,8 +236,10 @@ class _Probe:
         return self._rendered[key] or None
 
 
-def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None, dropped: Sequence[str]) -> Calls | None:
-    """Notation of calls in messages of one form, None for none."""
+def _calls(
+    probe: _Probe, variant: _Variant, reasoning: Span | None, dropped: Sequence[str]
+) -> tuple[Calls, tuple[str, ...]] | None:
+    """Notation of calls in messages of one form, and markers behind several."""
 
     def body(*calls: tuple[str, Mapping[str, Any]]) -> str:
         rendered = probe.reply(content=variant.content, tool_calls=variant.calls(*calls))
@@ -222,30 +252,68 @@ def _calls(probe: _Probe, variant: _Variant, reasoning: Span | None, dropped: Se
             text = text.replace(given, re.sub(r"(?<=:)\d+|^\w+$", ID, given))
         return text
 
-    first, second = (_NAMES[0], {_KEYS[0]: _VALUES[0]}), (_NAMES[1], {_KEYS[0]: _VALUES[1]})
-    one = body(first)
+    one = body(_FIRST)
     if not one or _KEYS[0] not in one:
         return None
-    both = body((_NAMES[0], dict(zip(_KEYS, _VALUES, strict=True))))
-    typed, none, two = body((_NAMES[0], _TYPED)), body((_NAMES[0], {})), body(first, second)
-    calls = _json_calls(one, two) or _named_calls(one, two, both, typed)
+    both = body(_BOTH)
+    typed, none, two = body((_NAMES[0], _TYPED)), body((_NAMES[0], {})), body(_FIRST, _SECOND)
+    calls = _json_calls(one, two) or _named_calls(one, two, both, typed, body((_NAMES[0], {_KEYS[0]: _MARKED})))
     if calls is None:
         return None
-    expected = [(one, [first]), (two, [first, second]), (both, [(_NAMES[0], dict(zip(_KEYS, _VALUES, strict=True)))])]
+    expected = [(one, [_FIRST]), (two, [_FIRST, _SECOND]), (both, [_BOTH])]
     expected += [(typed, [(_NAMES[0], _TYPED)]), (none, [(_NAMES[0], {})])]
     for n, (text, wanted) in enumerate(expected):
-        if n and not text:
-            continue
-        if _read(calls, text, n == 3) != [ToolCall(name, dict(given)) for name, given in wanted] and n in (0, 2):
+        if (not n or text) and _read(calls, text, n == 3)[0] != wanted and n in (0, 2):
             return None
-    return calls
+    return calls, tuple(_MARKER.findall(_read(calls, two, False)[1]))
 
 
-def _read(calls: Calls, text: str, typed: bool) -> list[ToolCall]:
-    """Calls of a rendering as a reader parses them."""
+def _channels(probe: _Probe, variant: _Variant) -> Channels | None:
+    """Messages with headers that name a recipient, None for others."""
+
+    def message(*calls: tuple[str, Mapping[str, Any]], **given: Any) -> str:
+        made = {"content": variant.content, "tool_calls": variant.calls(*calls)} if calls else given
+        return (probe.reply(**made) or "").removeprefix(probe.prompting)
+
+    text = message(content=_TEXT)
+    plain_at = text.find(_TEXT)
+    call = message(_FIRST) if plain_at > 0 else ""
+    name_at = call.find(_NAMES[0])
+    recipient, rest = call[: max(name_at, 0)], call[name_at + len(_NAMES[0]) :]
+    final = re.match(r"\w+", text[len(recipient) :]) if text.startswith(recipient) else None
+    begins = text[len(recipient) + final.end() : plain_at] if final else ""
+    if name_at < 0 or final is None or not begins or not rest.startswith(begins):
+        return None
+    body, two = rest[len(begins) :], message(_FIRST, _SECOND)
+    between = two[len(recipient) + len(_NAMES[0]) : two.find(_NAMES[1])]
+    end = body[: _common(body, between.removeprefix(begins))]
+    between = between.removeprefix(begins)[len(end) :].removesuffix(recipient)
+    starts = between[len(between) - _common(between, probe.prompting, -1) :]
+    ends = (between.removesuffix(starts), text[plain_at + len(_TEXT) :])
+    thought = message(content=_TEXT, reasoning_content=_THOUGHT).removeprefix(recipient).partition(begins + _THOUGHT)
+    given = (_BOTH, (_NAMES[0], _TYPED), (_NAMES[0], {_KEYS[0]: _MARKED}))
+    bodies = [message(each).partition(begins)[2] for each in given]
+    calls = None if end.startswith("{") else _named_calls(end, "", *bodies)
+    if not starts:
+        return None
+    return Channels(
+        starts,
+        recipient,
+        begins,
+        tuple(filter(None, ends)) if ends[0] else (),
+        final[0],
+        recipient,
+        thought=thought[0] if thought[1] and thought[0].isalnum() else "",
+        calls=calls,
+    )
+
+
+def _read(calls: Calls, text: str, typed: bool) -> tuple[list[tuple[str, Any]], str]:
+    """Calls of a rendering as a reader parses them, and other text."""
     reader = Spans(calls=calls).reader("", tools=typed or _TOOLS)
     events = [*reader.feed(text.replace(ID, "0")), *reader.flush()]
-    return [event for event in events if isinstance(event, ToolCall)]
+    made = [(event.name, event.arguments) for event in events if isinstance(event, ToolCall) and event.partial is None]
+    return made, "".join(event.text for event in events if isinstance(event, Piece))
 
 
 def _json_calls(one: str, two: str) -> Calls | None:
@@ -284,7 +352,7 @@ def _json_call(text: str, start: int, name: str) -> tuple[int, int, JsonCall] | 
     return None
 
 
-def _named_calls(one: str, two: str, both: str, typed: str) -> Calls | None:
+def _named_calls(one: str, two: str, both: str, typed: str, marked: str) -> Calls | None:
     """Calls whose name is outside of JSON."""
     start = one.find(_NAMES[0])
     after = start + len(_NAMES[0])
@@ -296,7 +364,7 @@ def _named_calls(one: str, two: str, both: str, typed: str) -> Calls | None:
     if value == {_KEYS[0]: _VALUES[0]}:
         call = NamedCall(after=one[after:brace])
     else:
-        found = _pairs(one, both, typed, after)
+        found = _pairs(one, both, typed, marked, after)
         if found is None:
             return None
         call, end = found
@@ -309,7 +377,7 @@ def _named_calls(one: str, two: str, both: str, typed: str) -> Calls | None:
     return _section(call, one[:start], one[end:], two[end:place] if place >= 0 else None)
 
 
-def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int] | None:
+def _pairs(one: str, both: str, typed: str, marked: str, after: int) -> tuple[NamedCall, int] | None:
     """Call with arguments in tags, and the place after its last argument."""
     key, value = one.find(_KEYS[0], after), one.find(_VALUES[0], after)
     next_key, next_value = both.find(_KEYS[1], after), both.find(_VALUES[1], after)
@@ -321,19 +389,22 @@ def _pairs(one: str, both: str, typed: str, after: int) -> tuple[NamedCall, int]
     n_opens = min(_common(before, separator, -1), len(separator) - len(closes))
     opens = separator[len(separator) - n_opens :]
     between = separator[len(closes) : len(separator) - n_opens]
-    other, words = (middle, closes), False
+    other, values = (middle, closes), JSON
     place = typed.find("7", typed.find(_KEYS[0], after))
     if place >= 0:
         other_middle = typed[typed.find(_KEYS[0], after) + len(_KEYS[0]) : place]
         follows = typed[place + 1 : typed.find(_KEYS[1], place)]
         other = other_middle, follows[: len(follows) - len(opens) - len(between)] if len(follows) >= n_opens else closes
-        words = "True" in typed
+        values = PYTHON if "True" in typed else JSON
         at = typed.find(_KEYS[1], place) + len(_KEYS[1])
         other_middle = _varying(other_middle, typed[at : at + typed[at:].lower().find("true")])
         other = other_middle, other[1]
+    place = marked.find(_MARKED)
+    around = marked[len(one[:value]) : place], marked[place + len(_MARKED) :].partition(closes)[0]
+    quoted = around if marked.startswith(one[:value]) and place > value and closes.strip() and all(around) else ("", "")
     texts = [(first, last.replace(_KEYS[0], KEY)) for first, last in ((middle, closes), other)]
-    pairs = Pairs(opens, texts[0], texts[1], between, words)
-    return NamedCall(after=before[: len(before) - n_opens], pairs=pairs), value + len(_VALUES[0]) + len(closes)
+    pairs = Pairs(opens, texts[0], texts[1], between, values, quoted)
+    return NamedCall(after=before[: len(before) - n_opens], arguments=pairs), value + len(_VALUES[0]) + len(closes)
 
 
 def _varying(one: str, other: str) -> str:
@@ -358,7 +429,8 @@ def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Ca
             ends, suffix, between = closes, suffix[len(closes) :], between[len(closes) :]
     opening = prefix.lstrip()
     found = _MARKER.match(opening)
-    opens = found[0] if found else opening.rstrip() if isinstance(call, NamedCall) else ""
+    word = re.match(r"[^\s{\[]*", opening)
+    opens = found[0] if found else opening.rstrip() if isinstance(call, NamedCall) else word[0] if word else ""
     head = opening[len(opens) :]
     last = list(_MARKER.finditer(suffix))
     is_last = bool(last) and not suffix[last[-1].end() :].strip()
@@ -374,15 +446,15 @@ def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Ca
     texts = " ".join([head, between or "", tail, *_texts(call)])
     inner = tuple(dict.fromkeys(text for text in _MARKER.findall(texts) if text not in (opens, closing)))
     short = next(iter(_MARKER.findall(head)), "") if isinstance(call, NamedCall) else ""
-    return Calls(opens, closing, None, not opens, inner, call.grammar, notation, short if ID not in short else "")
+    return Calls(opens, closing, notation, not opens, inner, None, short if ID not in short else "")
 
 
 def _texts(call: OneCall) -> Iterator[str]:
     """Texts of the notation of a call."""
     if isinstance(call, NamedCall):
         yield from (call.before, call.after, call.ends)
-        if call.pairs is not None:
-            yield from (call.pairs.opens, *call.pairs.string, *call.pairs.other, call.pairs.between)
+        if isinstance(call.arguments, Pairs):
+            yield from (call.arguments.opens, *call.arguments.string, *call.arguments.other, call.arguments.between)
 
 
 def _common(one: str, other: str, step: int = 1) -> int:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from llamacli.chat.syntax import HARMONY, HERMES, Syntax
+from llamacli.chat.channels import HARMONY
+from llamacli.chat.syntax import HERMES, Syntax
 from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
 

@@ -74,7 +74,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _failure(reason: str) -> dict[str, Any]:
-    return {"error": reason, "line": None, "failed": "rendered"}
+    return {"error": reason, "line": None, "failed": "rendered", "limit": True}
 
 
 class _Helper:

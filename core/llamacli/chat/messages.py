@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from llamacli.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from llamacli.media.pictures import Picture
 
 
 @attrs.frozen
@@ -59,7 +63,8 @@ class Message:
     """Message of a conversation.
 
     `role` is "user", "assistant" or "tool". An assistant's message may have `reasoning` and `tool_calls` beside its
-    `content`; a tool's has the `name` of the tool and the `tool_call_id` of the call that it answers.
+    `content`; a tool's has the `name` of the tool and the `tool_call_id` of the call that it answers. A user's may have
+    `images`, which come before its content.
     """
 
     role: str
@@ -68,13 +73,16 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     name: str = ""
     tool_call_id: str = ""
+    images: tuple[Picture, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Dictionary form as in OpenAI's API and chat templates.
 
-        Empty fields are left out, except the content.
+        Empty fields are left out, except the content. Images are the content of their files, in base64.
         """
         message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.images:
+            message["images"] = [base64.b64encode(image.source).decode() for image in self.images]
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
@@ -112,6 +120,7 @@ class Message:
                 calls,
                 message.get("name", ""),
                 message.get("tool_call_id", ""),
+                tuple(map(_picture, message.get("images", ()))),
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidRequestError(f"not a message of a conversation: {str(message)[:80]}") from None
@@ -120,6 +129,12 @@ class Message:
         if found.role not in ("user", "assistant", "tool") or not all(isinstance(text, str) for text in texts):
             raise InvalidRequestError(f"not a message of a conversation: {str(message)[:80]}")
         return found
+
+
+def _picture(image: str) -> Picture:
+    from llamacli.media.pictures import Picture  # with NumPy, which the command line imports late
+
+    return Picture.of(base64.b64decode(image, validate=True))
 
 
 def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...] | None:

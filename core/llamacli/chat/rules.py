@@ -47,15 +47,22 @@ class Rules:
         parts = self.tokenizer.split(text, silent)
         return " ".join(literal(part) if isinstance(part, str) else f"<[{part}]>" for part in parts)
 
-    def until(self, closes: str) -> str:
-        """Name of a rule for text up to and including a marker."""
+    def until(self, closes: str, *, nested: bool = False) -> str:
+        """Name of a rule for text up to and including a marker.
+
+        With `nested` other markers that begin with the same special token may come before it.
+        """
         marker = self.marker(closes)
         if "<[" not in marker:
             return self.add("rest", r"/(.|\n)*/", f"[suffix={marker}]")
         marker = marker[marker.index("<[") :]  # text before a special token is part of the rest
         if "ANY" not in self._rules:
             self.add("ANY", r"/(.|\n)*/")
-        return self.add("rest", f"ANY {marker}")
+        special, _, text = marker.partition("]>")
+        if not nested or not text.strip():
+            return self.add("rest", f"ANY {marker}")
+        other = self.add("OTHER", rf"/(.|\n)*/ & ~({text} /(.|\n)*/)")
+        return self.add("rest", f"ANY ({special}]> {other})* {marker}")
 
     def json(self, name: str, schema: dict[str, Any] | bool, space: str = JSON_SPACE) -> str:
         """Name of a rule for JSON valid under a schema.

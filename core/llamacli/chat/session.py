@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.context import Evaluated, Part, Plan, extended, plan, truncated
 from llamacli.chat.formats import ChatFormat
+from llamacli.chat.media import marked, media_inputs, with_pictures
 from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, StateError
+from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, MediaError, StateError
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.loop import token_limit
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.kv.prefixes import n_common
+from llamacli.media.encoder import LoadedEncoder, Tile
+from llamacli.media.pictures import Picture
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session
 
@@ -58,6 +63,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        media: Callable[[], LoadedEncoder] | None = None,
     ):
         limit = token_limit(max_tokens, model.config.n_ctx if session is None else session.n_ctx)
         self.tools = checked_tools(tools)
@@ -70,19 +76,30 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.reply_tokens: list[Token] = []
         self.session = Session(model) if session is None else session
         self._held: list[Evaluated] = []
+        self._media = media
 
     @property
     def pending(self) -> bool:
         """True if the last message is waiting for a reply."""
         return bool(self.history) and self.history[-1].role != "assistant"
 
-    def add_user(self, text: str) -> None:
-        """Add a user message, or replace the last one if unanswered."""
+    def add_user(self, text: str, images: Sequence[object] = ()) -> None:
+        """Add a user message, or replace the last one if unanswered.
+
+        `images`, which come before the text, are paths, the bytes of files, Pillow images or arrays, see
+        `llamacli.media.pictures.Picture.of`. Raises MediaError for one that cannot be read, and if the model has no
+        encoder of pictures.
+        """
         if not isinstance(text, str):
             raise InvalidRequestError(f"the text of a user message is a str, not {type(text).__name__}")
+        if isinstance(images, str | bytes | os.PathLike):
+            raise InvalidRequestError("images is a list of pictures: put a single one into a list")
+        if len(images):
+            self.media_encoder()
+        pictures = tuple(map(Picture.of, images))
         if self.history and self.history[-1].role == "user":
             self.history.pop()
-        self.history.append(Message("user", text))
+        self.history.append(Message("user", text, images=pictures))
 
     def add_tool_result(self, call: ToolCall, result: Any) -> None:
         """Add the result of a tool call, as text or JSON."""
@@ -156,7 +173,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         chat = {
             "system": self.system,
             "history": [message.as_dict() for message in self.history],
-            "held": [[part.part, list(part.ids)] for part in self._held],
+            "held": [[_saved(part.part), list(part.ids)] for part in self._held],
         }
         return self.session.save(path, chat=chat)
 
@@ -168,7 +185,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         saved: Any = self.session.load(path).get("chat")
         self.history, self._held = [], []
         try:
-            held = [Evaluated(_part(part), tuple(map(int, ids))) for part, ids in saved["held"]]
+            held = [
+                Evaluated(_part(part, keys := tuple(map(int, ids))), keys) for part, ids in saved["held"]
+            ]  # fmt: skip
             history = [Message.from_dict(message) for message in saved["history"]]
             self.system, self.history, self._held = str(saved["system"]), history, held
         except (InvalidRequestError, KeyError, TypeError, ValueError) as error:
@@ -187,11 +206,12 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain, speculate: Drafter | None
     ) -> Generator[Piece, None, None]:
         new_ids = self._rewind(wanted)
+        prompt = media_inputs(wanted.parts, self.session.n_past, self.media_encoder) or new_ids
         n_calls = sum(len(message.tool_calls) for message in self.history)
         reply = self.codec.reader(rendering, tools=self.tools or (), variables=self.variables, n_calls=n_calls)
         generated: list[Token] = []
         self.reply_tokens = []
-        tokens = self.session.generate(new_ids, params, max_tokens=self.max_tokens, speculate=speculate)
+        tokens = self.session.generate(prompt, params, max_tokens=self.max_tokens, speculate=speculate)
         self.stop = "interrupt"
         try:
             stop = "eos" if self.max_tokens else "length"
@@ -253,8 +273,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         wanted = self._plan(rendering)
         if not wanted.ids:
             raise ChatTemplateError("the chat template renders an empty prompt")
-        # At least one token must be evaluated to have logits.
-        return Plan(wanted.parts, min(wanted.n_kept, len(wanted.ids) - 1)), rendering
+        return wanted.before_last(), rendering  # there are logits only of what is evaluated
 
     def _plan(self, rendering: Rendering) -> Plan:
         if self.session.tokens != tuple(token for part in self._held for token in part.ids):
@@ -262,17 +281,36 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return plan(self._held, rendering.parts, self.template.encode)
 
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
-        messages = [message.as_dict() for message in (*self.history, *more)]
+        history = (*self.history, *more)
+        messages = [attrs.evolve(message, images=()).as_dict() for message in history]
+        images = [message.images for message in history]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return self.codec.render(messages, tools=self.tools, add_generation_prompt=prompting, variables=self.variables)
+            images.insert(0, ())
+        messages, pictures = marked(messages, images)
+        rendering = self.codec.render(
+            messages, tools=self.tools, add_generation_prompt=prompting, variables=self.variables
+        )
+        return with_pictures(rendering, pictures, self.media_encoder(), self.model.tokenizer) if pictures else rendering
+
+    def media_encoder(self) -> LoadedEncoder:
+        """Encoder of pictures of the model, see `Model.media_encoder`."""
+        if self._media is None:
+            raise MediaError(f"the model {self.model.name!r} has no encoder of pictures")
+        return self._media()
 
 
 def _no_pieces() -> Generator[Piece, None, None]:
     yield from ()
 
 
-def _part(value: Any) -> Part | None:
+def _saved(part: Part | None) -> Any:
+    return {"tile": part.key.hex()} if isinstance(part, Tile) else part
+
+
+def _part(value: Any, ids: tuple[int, ...]) -> Part | None:
+    if isinstance(value, dict):
+        return Tile(bytes.fromhex(value["tile"]), ids)
     if value is not None and not isinstance(value, (int, str)):
         raise TypeError(f"{value!r} is not a part of a conversation")
     return value

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import abc
 import json
-import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import attrs
 
-from llamacli.chat.call_text import CallText, IncompleteCallError
+from llamacli.chat.call_text import CallReading, CallText, IncompleteCallError
 from llamacli.chat.calls import (
-    JSON_CALLS,
     CallGrammar,
     CallParser,
-    CallReading,
     Notation,
     Schemas,
     Tools,
-    arguments_in,
     json_calls,
-    known_name,
     schemas_of,
     whole_calls,
 )
@@ -104,29 +99,25 @@ class Span:
 
 @attrs.frozen
 class Calls(Span):
-    """Span of tool calls, parsed by `parse` or `notation`.
+    """Span of tool calls, parsed by `parse`.
 
-    A notation parses them as they come. `parse` raises ValueError for invalid text, IncompleteCallError if the closing
-    marker may be part of a string. With `bare`, a reply may also be a call without markers: one that begins with a
-    brace is tried. `inner` are marker texts within calls, which may be special tokens too. `grammar` writes what a call
-    must look like; `json_calls` needs none, and other notations without one are read, but cannot be forced. `notation`
-    has the texts around calls that `grammar` does not write too. Without `opens`, a call may begin with `short`, which
-    is part of it.
+    A `Notation` parses them as they come and has a grammar. Another function raises ValueError for invalid text,
+    IncompleteCallError if the closing marker may be part of a string; `grammar` writes what a call must look like for
+    it, without which calls are read, but cannot be forced. With `bare`, a reply may also be a call without markers: one
+    that begins with a brace is tried. `inner` are marker texts within calls, which may be special tokens too. Without
+    `opens`, a call may begin with `short`, which is part of it.
     """
 
-    parse: CallParser | None
+    parse: CallParser
     bare: bool = False
     inner: tuple[str, ...] = ()
     grammar: CallGrammar | None = None
-    notation: Notation | None = None
     short: str = ""
 
     def read(self, source: CallText, schemas: Schemas) -> CallReading:
         """Parse the calls after the opening marker."""
-        notation = JSON_CALLS if self.parse is json_calls else self.notation
-        if notation is not None:
-            return notation.read(source, schemas, self.closes)
-        assert self.parse is not None
+        if isinstance(self.parse, Notation):
+            return self.parse.read(source, schemas, self.closes)
         return whole_calls(self.parse, source, schemas, self.closes)
 
 
@@ -172,7 +163,7 @@ class _SpanReader(Reader):
         self._reasoning, self._calls, self._schemas, self._dropped = reasoning, calls, schemas, dropped
         self._at_start, self._skips_space = True, False
         self._inside: Span | None = None
-        self._call: _CallReader | None = None
+        self._call: CallReader | None = None
         """Reader of the calls that the text held back begins with."""
         if reasoning and prompt.endswith(reasoning.opens.rstrip()):
             self._enter(reasoning)
@@ -213,7 +204,7 @@ class _SpanReader(Reader):
             spans = {self._inside.closes: None}
             if calls:
                 spans |= {calls.opens: calls, calls.short: calls}
-        at, marker = _first(self._held, [text for text in spans if text])
+        at, marker = first_of(self._held, [text for text in spans if text])
         if marker and (final or not _may_begin(self._held, at, spans)):
             span, before = spans[marker], self._held[:at]
             yield from self._text(before.rstrip())
@@ -226,17 +217,17 @@ class _SpanReader(Reader):
                 self._held = self._held[at + len(marker) :]
                 self._enter(span)
             return True
-        keep = 0 if final else _partial_marker(self._held, spans)
+        keep = 0 if final else partial_marker(self._held, spans)
         text = self._held[: len(self._held) - keep]
         yield from self._text(text.rstrip() if final and self._inside else text)
         self._held = self._held[len(text) :]
         return False
 
-    def _calls_from(self, start: int, span: Calls) -> _CallReader:
+    def _calls_from(self, start: int, span: Calls) -> CallReader:
         source = CallText("", start)
-        return _CallReader(source, span.read(source, self._schemas), span)
+        return CallReader(source, span.read(source, self._schemas), span)
 
-    def _read_call(self, call: _CallReader, final: bool) -> Generator[Event, None, bool]:
+    def _read_call(self, call: CallReader, final: bool) -> Generator[Event, None, bool]:
         """Parse the calls that the text held back begins with.
 
         Returns whether they are over, or were none.
@@ -273,7 +264,7 @@ class _SpanReader(Reader):
             yield Piece(text, reasoning=self._inside is not None)
 
 
-class _CallReader:
+class CallReader:
     """Reader of tool calls as they come.
 
     - `start`: place of the text after the opening marker. `source`: the text, read up to a place.
@@ -360,158 +351,42 @@ class _CallReader:
         yield call if is_whole and call.text == text else attrs.evolve(call, partial=text)
 
 
-@attrs.frozen
-class Channels:
-    """Syntax of messages with channel headers (harmony).
-
-    A header may name a recipient too. It ends at `begins`, its text at one of `ends` or at `starts`, which begins the
-    next header. The channel's name follows `channel` in the header, the last one counts: `final` and `preamble` are for
-    the user, all others are reasoning. A message to `recipient` and a name is a call of that tool, its text the
-    arguments in JSON.
-    """
-
-    starts: str
-    channel: str
-    begins: str
-    ends: tuple[str, ...]
-    final: str
-    recipient: str
-    preamble: str = "commentary"
-    thought: str = "analysis"
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """Marker texts between the parts of a reply."""
-        return [self.starts, self.channel, self.begins, *self.ends]
-
-    def reader(self, prompt: str, *, tools: Tools) -> Reader:
-        """Reader of a reply that continues the prompt's last header.
-
-        Calls are parsed whatever `tools`.
-        """
-        at = prompt.rfind(self.starts)
-        return _ChannelReader(self, prompt[at:] if at >= 0 else "", schemas_of(tools))
-
-    @property
-    def thought_markers(self) -> tuple[str, str]:
-        """Header of a message of reasoning, and its end."""
-        return f"{self.channel}{self.thought}{self.begins}", self.ends[0]
-
-    def reasoning_markers(self, prompt: str) -> tuple[str, ...]:
-        """Headers before a reply's text: that of the final channel ends reasoning."""
-        return "", self.channel + self.final, self.begins
-
-
-class _ChannelReader(Reader):
-    def __init__(self, syntax: Channels, prompt: str, schemas: Schemas):
-        super().__init__(prompt)
-        self._syntax, self._schemas = syntax, schemas
-        self._kind = "header"
-        self._call: _CallReader | None = None
-        self._n_messages = self._n_reasoning = self._n_contents = 0
-        self._n_prompt = len(prompt)
-        self.feed("")
-        if self._kind != "header":
-            self._held = ""  # the end of the prompt's text is not the reply's
-
-    def _read(self, *, final: bool) -> Iterator[Event]:
-        while True:
-            stops = [self._syntax.begins] if self._kind == "header" else [*self._syntax.ends, self._syntax.starts]
-            at, marker = _first(self._held, stops)
-            if self._call is not None:
-                n = at if marker else len(self._held) - (0 if final else _partial_marker(self._held, stops))
-                if not (yield from self._read_call(self._call, n, whole=final or bool(marker))):
-                    return
-                continue
-            if not marker:
-                break
-            text = self._held[:at]
-            if self._kind == "header":
-                yield from self._read_header(text)
-            else:
-                yield from _pieces(text, reasoning=self._kind == "reasoning")
-                self._kind = "header"
-            self._held = self._held[at + len(marker) :]
-        keep = 0 if final else _partial_marker(self._held, stops)
-        text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        if self._kind == "header":
-            if final and not self._n_messages:  # a reply without channels
-                self._held = self._held[self._n_prompt :]
-                yield from _pieces(self._held, reasoning=False)
-        else:
-            yield from _pieces(text, reasoning=self._kind == "reasoning")
-            self._held = rest
-
-    def _read_header(self, header: str) -> Iterator[Event]:
-        """Parse a complete header; yields the separator between two reasoning messages."""
-        self._n_messages += 1
-        channel = re.search(r".*" + re.escape(self._syntax.channel) + r"\s*(\w+)", header, re.DOTALL)
-        recipient = re.search(r"\bto=" + re.escape(self._syntax.recipient) + r"([^\s<]+)", header)
-        if recipient:
-            self._kind = "content"
-            source = CallText()
-            self._call = _CallReader(source, _named_arguments(source, recipient[1], self._schemas))
-        elif channel and channel[1] not in (self._syntax.final, self._syntax.preamble):
-            self._kind = "reasoning"
-            self._n_reasoning += 1
-            if self._n_reasoning > 1:
-                yield Piece("\n\n", reasoning=True)
-        else:
-            self._kind = "content"
-            self._n_contents += 1
-            if self._n_contents > 1:
-                yield Piece("\n\n")
-
-    def _read_call(self, call: _CallReader, n: int, *, whole: bool) -> Generator[Event, None, bool]:
-        """Parse the call in the first n characters held back.
-
-        Returns whether it is over; text behind it is the user's, all of it if there is no call.
-        """
-        yield from call.read(self._held[:n], final=whole)
-        if not call.is_over or (call.has_begun and not whole):
-            return False
-        used = call.source.at if call.has_begun else 0
-        self._call, self._held = None, self._held[used if self._held[used:n].strip() else n :]
-        return True
-
-
-def _named_arguments(source: CallText, name: str, schemas: Schemas) -> CallReading:
-    yield from arguments_in(source, known_name(name, schemas))
-
-
 class StopText:
     """Stop string filter, which passes on the text before it.
 
-    `found` is true once it has come. An empty `text` never comes.
+    `found` is true once it has come. An empty `text` never comes, and `unless`, which begins with it, is other text.
     """
 
-    def __init__(self, text: str):
-        self._ends = [text] if text else []
+    def __init__(self, text: str, unless: str = ""):
+        self._ends, self._unless = [text] if text else [], unless
         self._held = ""
         self.found = False
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, final: bool = False) -> str:
         """Add a piece; the text that certainly comes before the stop string."""
         self._held += text
-        at, end = _first(self._held, self._ends)
-        if end:
-            self.found = True
-            return self._held[:at].rstrip()
-        n = len(self._held) - _partial_marker(self._held, self._ends)
-        certain, self._held = self._held[:n], self._held[n:]
-        return certain
+        certain = ""
+        while True:
+            at, end = first_of(self._held, self._ends)
+            n = at if end else len(self._held) - partial_marker(self._held, self._ends)
+            is_other = bool(self._unless) and self._held.startswith(self._unless, n)
+            if end and not is_other:
+                if self._unless.startswith(self._held[n:]) and not final:
+                    n = len(self._held[:n].rstrip())
+                else:
+                    self.found = True
+                    return certain + self._held[:n].rstrip()
+            n += len(self._unless) if is_other else 0
+            certain, self._held = certain + self._held[:n], self._held[n:]
+            if not is_other:
+                return certain
 
     def flush(self) -> str:
         """Text held back, if the reply has ended without the stop string."""
-        return "" if self.found else self._held
+        return "" if self.found else self.feed("", final=True) + ("" if self.found else self._held)
 
 
-def _pieces(text: str, *, reasoning: bool) -> Iterator[Event]:
-    if text:
-        yield Piece(text, reasoning)
-
-
-def _first(text: str, markers: Iterable[str]) -> tuple[int, str]:
+def first_of(text: str, markers: Iterable[str]) -> tuple[int, str]:
     """First of the markers in a text: position and marker.
 
     The marker is "" if none is found.
@@ -527,7 +402,7 @@ def _may_begin(text: str, at: int, markers: Iterable[str]) -> bool:
     return any(n < len(marker) and text.endswith(marker[:n]) for marker in markers for n in lengths)
 
 
-def _partial_marker(text: str, markers: Iterable[str]) -> int:
+def partial_marker(text: str, markers: Iterable[str]) -> int:
     """Length of a partial marker at the text's end, white space included."""
     longest = max(
         (n for marker in markers for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])),
@@ -545,12 +420,3 @@ THINKING = Spans(THINK)
 """Syntax of replies with reasoning in `<think>`."""
 HERMES = Spans(THINK, Calls("<tool_call>", "</tool_call>", json_calls))
 """Syntax with reasoning in `<think>` and tool calls as JSON in `<tool_call>`."""
-HARMONY = Channels(
-    starts="<|start|>",
-    channel="<|channel|>",
-    begins="<|message|>",
-    ends=("<|end|>", "<|call|>", "<|return|>"),
-    final="final",
-    recipient="functions.",
-)
-"""Syntax of channels, with tool calls to `functions.NAME`."""

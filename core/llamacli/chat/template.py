@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +46,9 @@ _PROBE_CALLS = [
 ]
 """Messages with a call: some templates expect a null content, some arguments as JSON text."""
 
+_READS_TYPE = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b""")
+"""Access to the type of a part of a content, in a template."""
+
 _MAX_KNOWN = 64
 """Number of sets of variables for which the results of probes are remembered."""
 
@@ -71,6 +76,7 @@ class ChatTemplate:
     """Compiled Jinja chat template.
 
     - `source`: its text. `tokenizer`: the vocabulary.
+    - `hit_limit`: true once a rendering took too much time or memory, as it may not on another day.
     - `structure`: the special tokens that no text of a message may become: all control tokens, and user-defined tokens
       that look like markup.
     Raises ChatTemplateError if the source is not a template; the message names the line. Time and memory of rendering
@@ -78,7 +84,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
-        self.source, self.tokenizer = source, tokenizer
+        self.source, self.tokenizer, self.hit_limit = source, tokenizer, False
         self._run({})
         self.structure = frozenset(token for token in tokenizer.special_ids if self._is_structure(token))
         self._control_ids = frozenset(
@@ -135,11 +141,11 @@ class ChatTemplate:
         try:
             return self._render(messages, add_generation_prompt, given)
         except ChatTemplateError:
-            # OpenAI's form of a message with calls only; many templates expect text
+            # OpenAI's form of a message with calls only, and of no tools; many templates expect text and a list
             filled = [_filled(message) for message in messages]
-            if filled == list(messages):
+            if filled == list(messages) and tools is not None:
                 raise
-            return self._render(filled, add_generation_prompt, given)
+            return self._render(filled, add_generation_prompt, {**given, "tools": tools or []})
 
     def encode(self, run: str, continues: bool = False) -> list[int]:
         """Encode a run of text without control tokens.
@@ -163,6 +169,12 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, given: Mapping[str, Any]
     ) -> Rendering:
+        if "+ functions" in self.source and "+ datetime" in self.source:  # FireFunction's names
+            functions = [tool["function"] for tool in given["tools"] or ()] if "tools" in given else []
+            made = {"functions": json.dumps(functions, indent=4), "datetime": environment.now().strftime("%c GMT")}
+            given = {**made, **given}
+        if self._takes_parts_only:
+            messages = [_with_parts(message) for message in messages]
         answer = self._run(
             {
                 "messages": [_prepared(message) for message in messages],
@@ -177,11 +189,32 @@ class ChatTemplate:
         parts = [part if isinstance(part, int) else part.translate(originals) for part in split]
         return Rendering(masked.translate(originals), parts)
 
+    @functools.cached_property
+    def _takes_parts_only(self) -> bool:
+        """True if the template renders contents as lists of parts only.
+
+        Those of many models that see loop over the parts, and leave out the text of a string without a word.
+        """
+        if not _READS_TYPE.search(self.source):
+            return False
+        shown = []
+        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
+            job = {"messages": [{"role": "user", "content": content}], "special": self._special, "given": {}}
+            answer = isolation.run(
+                {
+                    "source": self.source, "seconds": environment.MAX_SECONDS, "alphabet": "",
+                    "characters": environment.MAX_CHARACTERS, "now": environment.now().isoformat(), **job,
+                }
+            )  # fmt: skip
+            shown.append(_PROBE in answer.get("text", ""))
+        return shown == [False, True]
+
     def _run(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Compile and render; raises ChatTemplateError with the line."""
         limits = {"seconds": environment.MAX_SECONDS, "characters": environment.MAX_CHARACTERS}
         answer = isolation.run({"source": self.source, **limits, **job})
         if "error" in answer:
+            self.hit_limit |= answer.get("limit", False)
             where = f", line {answer['line']}" if answer["line"] else ""
             raise ChatTemplateError(f"the chat template cannot be {answer['failed']}{where}: {answer['error']}")
         return answer
@@ -196,6 +229,8 @@ class ChatTemplate:
                 shows = False
             if len(self._knows) >= _MAX_KNOWN:
                 self._knows.clear()
+            if self.hit_limit:
+                return shows
             self._knows[key] = shows
         return self._knows[key]
 
@@ -217,6 +252,11 @@ def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return dict(message)
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": _content_parts(content)} if isinstance(content, str) else message
 
 
 def _filled(message: Mapping[str, Any]) -> Mapping[str, Any]:
