@@ -15,7 +15,7 @@ from llamacli.graph import Param, Tensor
 from llamacli.ops.base import Op
 from llamacli.ops.columns import COLUMNS, columns_kernel
 from llamacli.ops.lanewise import Lanewise
-from llamacli.ops.lowering import Lowering, Slot, f32, stride
+from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
 from verbs import N_VOCAB, WIDTH, Params
 from verbs import Run as Graphed
@@ -36,22 +36,10 @@ class Copy(Op):
 
 
 def copying(**changes: object) -> Callable[[Copy, Lowering], None]:
-    """Lower to a copy of columns, without the fields that are None."""
+    """Lower to a copy of columns with other fields."""
 
     def lower(op: Copy, to: Lowering) -> None:
-        x, out = f32(op.x), f32(op.out)
-
-        def bind(at: Callable[[Slot], np.ndarray]) -> dict[str, Any]:
-            params = {
-                "x": at(x),
-                "x_stride": stride(at(x)),
-                "out": at(out),
-                "out_stride": stride(at(out)),
-                "width": WIDTH,
-            }
-            return {name: value for name, value in (params | changes).items() if value is not None}
-
-        to.step(columns_kernel(), COLUMNS, [x], [out], bind)
+        to.step(columns_kernel(), COLUMNS, **({"x": f32(op.x), "out": f32(op.out), "width": WIDTH} | changes))
 
     return lower
 
@@ -65,11 +53,15 @@ def compile_copy(lowers: Callable[[Copy, Lowering], None]) -> None:
 
 
 def unlisted(op: Copy, to: Lowering) -> None:
-    other = Slot(op, "f32", WIDTH)
-    to.step(
-        columns_kernel(), COLUMNS, [f32(op.x)], [f32(op.out)],
-        lambda at: {"x": at(other), "x_stride": 0, "out": at(f32(op.out)), "out_stride": 0, "width": 1},
-    )  # fmt: skip
+    to.step(columns_kernel(), COLUMNS, x=Slot(op, "f32", WIDTH), out=f32(op.out), width=1)
+
+
+def without_width(op: Copy, to: Lowering) -> None:
+    to.step(columns_kernel(), COLUMNS, x=f32(op.x), out=f32(op.out))
+
+
+def positional(op: Copy, to: Lowering) -> None:
+    to.step(columns_kernel(), COLUMNS, [f32(op.x)], [f32(op.out)], lambda at: {})
 
 
 def raising(op: Copy, to: Lowering) -> None:
@@ -77,7 +69,7 @@ def raising(op: Copy, to: Lowering) -> None:
 
 
 def no_kernel(op: Copy, to: Lowering) -> None:
-    to.step(lambda kv_type: None, COLUMNS, [f32(op.x)], [f32(op.out)], copying)
+    to.step(lambda kv_type: None, COLUMNS, x=f32(op.x), out=f32(op.out), width=WIDTH)
 
 
 def test_a_right_step_compiles() -> None:
@@ -87,7 +79,9 @@ def test_a_right_step_compiles() -> None:
 @pytest.mark.parametrize(
     ("lowers", "message"),
     [
-        (copying(x_stride=None), "parameters of a step are missing: x_stride"),
+        (without_width, "parameters of a step are missing: width"),
+        (copying(writes=["y"]), "a step writes y, of which it is given no field"),
+        (positional, "since 2, `to.step(kernel, RECORD, x=x, out=out, width=...)` takes the fields of the record"),
         (copying(zzz=1), "a step's record has no field zzz; it has x, x_stride, out, out_stride, width"),
         (copying(width=2.5), "parameter width of a step is 2.5, expected an array, an integer"),
         (copying(width="wide"), "parameter width of a step is 'wide', expected an array, an integer"),

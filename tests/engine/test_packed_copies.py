@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,16 +101,34 @@ def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkey
 
     monkeypatch.setattr(packed_copies, "_in_memory", counted)
     monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
-    monkeypatch.setattr(packed_copies, "is_huge", lambda data: huge)
+    monkeypatch.setattr(packed_copies, "huge_share", lambda data: float(huge))
     first = logits()
     packs.clear()
     np.testing.assert_array_equal(logits(), first)
     assert (packs, bool(copied)) == ([], not huge)
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice about files")
+@pytest.mark.parametrize(("share", "reads"), [(0.0, False), (0.5, True), (1.0, False)])
+def test_copy_partly_in_huge_pages_is_read_again(share, reads, logits, packs, cache, monkeypatch) -> None:
+    advice = list[tuple[int, ...]]()
+    monkeypatch.setattr(packed_copies, "huge_share", lambda data: share)
+    monkeypatch.setattr(packed_copies.os, "posix_fadvise", lambda _, *arguments: advice.append(arguments))
+    first = logits()
+    for thread in threading.enumerate():
+        if thread.name == "llamacli-copy":
+            thread.join()
+    assert {*advice} == ({(0, 0, os.POSIX_FADV_DONTNEED)} if reads else set())
+    whole = only(cache).read_bytes()
+    packs.clear()
+    np.testing.assert_array_equal(logits(), first)
+    assert only(cache).read_bytes() == whole
+    assert packs == []
+
+
 def test_copy_that_ends_while_it_is_read(logits, packs, cache, monkeypatch) -> None:
     monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
-    monkeypatch.setattr(packed_copies, "is_huge", lambda data: False)
+    monkeypatch.setattr(packed_copies, "huge_share", lambda data: 0.0)
     first, whole = logits(), only(cache).read_bytes()
     in_memory = packed_copies._in_memory
 
@@ -403,10 +422,10 @@ packed_copies.finish_copies(60)
 
 @pytest.mark.slow
 def test_killed_writers_leave_whole_copies_or_none(cache) -> None:
-    """Two processes write one copy, and are killed at some point."""
+    """Two processes write one copy; they are killed, or end."""
     paths = os.pathsep.join(sys.path)
     seen = set()
-    for delay in (0.0, 0.02, 1.0):
+    for delay in (0.0, 0.02, None):
         command = [sys.executable, "-c", KILLED, "key", str(cache.parent), paths]
         both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         for one in both:
@@ -414,9 +433,11 @@ def test_killed_writers_leave_whole_copies_or_none(cache) -> None:
         for one in both:
             one.stdin.write("\n")
             one.stdin.flush()
-        time.sleep(delay)
+        if delay is not None:
+            time.sleep(delay)
         for one in both:
-            one.kill()
+            if delay is not None:
+                one.kill()
             one.communicate()
         copy = packed_copies.open_copy("key")
         seen.add(copy is not None)

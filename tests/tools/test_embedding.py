@@ -107,7 +107,7 @@ def test_poolings(load) -> None:
         np.testing.assert_allclose(embedder.embed(TOKENS, pooling=pooling, normalize=False), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("pooling", [pooling for pooling in Pooling if pooling is not Pooling.RANK])
 def test_normalized_vectors_have_length_1(load, pooling: Pooling) -> None:
     embedder = load(mode="auto")
     vectors, raw = (embedder.embed(TOKENS, pooling=pooling, normalize=flag) for flag in (True, False))
@@ -155,10 +155,58 @@ def test_errors(load) -> None:
     ):
         with pytest.raises(InvalidRequestError, match=message):
             embedder.embed(tokens)
-    with pytest.raises(InvalidRequestError, match="pooling 'max' is not one of none, mean, cls, last"):
+    with pytest.raises(InvalidRequestError, match="pooling 'max' is not one of none, mean, cls, last, rank"):
         embedder.embed([1], pooling="max")
-    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4: ranking models are not supported"):
+    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 5 is not one of 0 to 4"):
+        load(metadata={"llama.pooling_type": 5})
+    with pytest.raises(ModelFormatError, match=r"llama.pooling_type = 4, and it has no tensor cls or cls.output"):
         load(metadata={"llama.pooling_type": 4})
+
+
+class TestClassifiers:
+    """Heads of rerankers."""
+
+    @SLOW_REFERENCE
+    @pytest.mark.parametrize("variant", quick_first(tiny_variants.CLASSIFIERS))
+    def test_scores_match_llama_cpp(self, load, variant: str) -> None:
+        expected = np.load(embeddings.CLASSIFIERS_GOLDEN)[f"{variant}-rank"]
+        embedder = load(variant)
+        assert embedder.pooling == "rank"
+        assert formulas.nmse(np.array(embedder.classify(TOKENS)), expected) < tiny_variants.CLASSIFIERS[variant].exact
+        np.testing.assert_allclose(load(variant, "q8").classify(TOKENS), expected, atol=0.03)
+
+    def test_labels_name_the_scores(self, load) -> None:
+        embedder = load("bert_classes")
+        assert embedder.labels == ["first", "second", "third"]
+        assert len(embedder.classify(TOKENS)) == 3
+        assert load("bert_rank").labels == []
+
+    def test_a_rank_is_the_score_of_the_pair(self, load) -> None:
+        embedder = load("qwen3_rank", tokenizer="spm")
+        scores = embedder.rank("a", ["b", "c c"])
+        text = "<|im_start|>user\n<Query>: a\n<Document>: b<|im_end|>\n"
+        assert scores[0] == embedder.classify(embedder.tokenizer.encode(text, add_special=False, parse_special=True))[0]
+        assert scores[0] != scores[1]
+        assert embedder.rank("a", []) == []
+
+    def test_models_without_a_head_rank_nothing(self, load) -> None:
+        with pytest.raises(InvalidRequestError, match="text 1: the model has no classifier head"):
+            load(tokenizer="spm").rank("a", ["b"])
+        with pytest.raises(InvalidRequestError, match="list of texts"):
+            load("bert_rank").rank("a", "b")
+
+    def test_texts_that_are_too_long_are_named(self, load) -> None:
+        with pytest.raises(InvalidRequestError, match=r"text 2: the text has .* at most 64 at once"):
+            load("bert_rank", tokenizer="spm").rank("a", ["b", "c " * 100])
+
+    def test_other_poolings_of_a_reranker(self, load) -> None:
+        embedder = load("bert_rank")
+        assert embedder.embed(TOKENS, pooling="cls").shape == (64,)
+        np.testing.assert_array_equal(embedder.embed(TOKENS), np.float32(embedder.classify(TOKENS)))
+
+    def test_a_dense_layer_alone_has_a_row_a_class(self, load) -> None:
+        with pytest.raises(ModelFormatError, match=r"cls.weight has 64 rows for 1 classes, and there is no cls.output"):
+            load("bert", tensors={"cls.weight": np.zeros((64, 64))})
 
 
 def test_output_layer_is_not_loaded(tiny_gguf, plugins) -> None:

@@ -164,10 +164,7 @@ class Decoder(Architecture):
     def counts(
         self, metadata: Metadata, key: str, n: int, maximum: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Positive number of each layer.
-
-        One number, unless the key is among `by_layer`.
-        """
+        """Positive number of each layer; one unless the key is among `by_layer`."""
         name = f"{self.name}.{key}"
         if default and name not in metadata:
             return default
@@ -176,10 +173,7 @@ class Decoder(Architecture):
         return (metadata.get_int(name, minimum=1, maximum=maximum),) * n
 
     def windows(self, metadata: Metadata, n_blocks: int, n_layer: int) -> tuple[int | None, ...]:
-        """Sliding window of each block, in tokens.
-
-        Heads of multi-token prediction have none.
-        """
+        """Sliding windows of blocks, in tokens; none of multi-token-prediction heads."""
         if not self.period:
             return (None,) * n_blocks
         prefix = f"{self.name}.attention.sliding_window"
@@ -268,10 +262,7 @@ class Decoder(Architecture):
             block.add("attn_k_norm", c.head_dim)
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of the network or the experts of block i.
-
-        With their norms.
-        """
+        """Tensors of the network or the experts of block i, with norms."""
         if not self.parallel:
             self.add_norm(block, self.ffn_norm, c.n_embd)
         if self.has_experts(c, i) or (self.chooses_experts and c.mixture):
@@ -385,5 +376,4 @@ def _length(value: Any) -> int:
 
 
 def _shown(counts: tuple[int, ...]) -> str:
-    """Counts as an error shows them: one number if all are equal."""
     return str(counts[0] if len({*counts}) == 1 else list(counts))

@@ -67,20 +67,14 @@ def expert_options(metadata: Metadata, architecture: str) -> dict[str, Any]:
 
 
 def add_network(block: TensorTable, c: Config, n_ff: int, suffix: str = "") -> None:
-    """Add the tensors of a SwiGLU network, `n_ff` wide.
-
-    Those of shared experts have the suffix SHARED.
-    """
+    """Add a SwiGLU network, `n_ff` wide; shared experts have the suffix SHARED."""
     block.add(f"ffn_gate{suffix}", n_ff, c.n_embd)
     block.add(f"ffn_up{suffix}", n_ff, c.n_embd)
     block.add(f"ffn_down{suffix}", c.n_embd, n_ff)
 
 
 def add_experts(block: TensorTable, c: Config, n_ff: int, *, fused: bool = False) -> None:
-    """Add the router and routed experts, each `n_ff` wide.
-
-    Files may have gate and up `fused` in one tensor.
-    """
+    """Add router and experts, `n_ff` wide; gate and up may be `fused`."""
     shape = c.n_expert, n_ff, c.n_embd
     block.add("ffn_gate_inp", c.n_expert, c.n_embd)
     if fused:
@@ -100,10 +94,7 @@ def network(
 
 
 def experts(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
-    """Routed experts of the normalised input.
-
-    `routing` are options of `g.moe`.
-    """
+    """Routed experts of the normalised input; `routing` are options of `g.moe`."""
     router = g.linear(h, block.ffn_gate_inp)
     parts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
     return g.moe(h, router, **parts, **routing)
@@ -206,10 +197,7 @@ class Mixture:
     def layer(
         self, g: Graph, block: Params, h: Value, shared: Activation | Formula = Activation.SWIGLU, **routing: Any
     ) -> Value:
-        """Routed experts of the normalised input, plus the shared ones.
-
-        The activation of these is `shared`.
-        """
+        """Routed experts of the normalised input, plus shared ones (activation `shared`)."""
         bias = getattr(block, self.bias.replace(".", "_")) if self.bias else None
         routed = experts(g, block, h, **{**self.routing, "selection_bias": bias, **routing})
         return routed + network(g, block, h, SHARED, shared) if self.n_ff_shared else routed

@@ -26,20 +26,14 @@ def add_nextn(block: TensorTable, c: Config) -> None:
 
 
 def nextn_input(g: Graph, c: Config, weights: Weights, block: Params) -> Value:
-    """Input of a head's block: embedding and hidden state, normed and projected.
-
-    The hidden state is that of the token before.
-    """
+    """Input of a head's block: embedding and previous hidden state, normed, projected."""
     embedding = g.rms_norm(g.embed(block.nextn_embed_tokens or weights.token_embd), block.nextn_enorm, c.rms_eps)
     hidden = g.rms_norm(g.previous_hidden(c.n_embd), block.nextn_hnorm, c.rms_eps)
     return g.linear(g.concat(embedding, hidden), block.nextn_eh_proj)
 
 
 def nextn_logits(g: Graph, c: Config, weights: Weights, block: Params, x: Value, norm: Param | None = None) -> Value:
-    """Logits of a head, from the output of its block.
-
-    `norm` takes the place of the norm that other families have.
-    """
+    """Logits of a head from its block's output; `norm` replaces its norm."""
     norm = norm or block.nextn_shared_head_norm or weights.output_norm
     return g.linear(
         g.rms_norm(x, norm, c.rms_eps), block.nextn_shared_head_head or weights.output or weights.token_embd

@@ -33,10 +33,7 @@ class Duality:
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str) -> Duality:
-        """Read `{architecture}.ssm.*`.
-
-        Raises ModelFormatError naming the key that is missing, of a wrong type or does not fit.
-        """
+        """Read `{architecture}.ssm.*`; ModelFormatError names the key at fault."""
         prefix = f"{architecture}.ssm."
         d_inner = metadata.get_int(prefix + "inner_size", minimum=1, maximum=_MAX_WIDTH)
         n_head = metadata.get_int(prefix + "time_step_rank", minimum=1, maximum=1 << 14)
@@ -61,10 +58,7 @@ class Duality:
         return self.d_inner + 2 * self.n_group * self.d_state
 
     def add_tensors(self, block: TensorTable, n_embd: int, *, needs_norm: bool = True, needs_bias: bool = True) -> None:
-        """Add the tensors `ssm_*` of a layer.
-
-        The norm and the bias of the convolution are optional unless they are needed.
-        """
+        """Add tensors `ssm_*`; the norm and convolution bias are optional unless needed."""
         block.add("ssm_in", self.d_inner + self.d_conv + self.n_head, n_embd)
         block.add("ssm_conv1d", self.d_conv, self.n_taps, bias=True, needs_bias=needs_bias)
         block.add_tensor("ssm_dt.bias", self.n_head)
@@ -112,10 +106,7 @@ class SelectiveScan:
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str) -> SelectiveScan:
-        """Read `{architecture}.ssm.*`.
-
-        Raises ModelFormatError naming the key that is missing, of a wrong type or does not fit.
-        """
+        """Read `{architecture}.ssm.*`; ModelFormatError names the key at fault."""
         prefix = f"{architecture}.ssm."
         d_inner = metadata.get_int(prefix + "inner_size", minimum=1, maximum=_MAX_WIDTH)
         if d_inner % 16:

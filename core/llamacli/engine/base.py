@@ -101,10 +101,10 @@ class Program(Protocol):
         """Run a batch of tokens and write their keys and values.
 
         `tokens` is int32 [n]; `spans` divide it among sequences, in order. Returns new float32 [sum(n_last), n_vocab],
-        of the last `n_last` tokens of each span, which may be 0. With `hidden`, the rows are those that the output
-        layer reads, [.., n_embd]. A token's logits do not depend on which tokens are evaluated in the same call. The
-        caller has checked bounds, reserved the cells and lets no sequence occur twice. An encoder's text is in batches
-        of its own, without rows.
+        of the last `n_last` tokens of each span, which may be 0; of a media encoder, of the last merged rows. With
+        `hidden`, the rows are those that the output layer reads, [.., n_embd]. A token's logits do not depend on which
+        tokens are evaluated in the same call. The caller has checked bounds, reserved the cells and lets no sequence
+        occur twice. An encoder's text is in batches of its own, without rows.
         """
 
     def forward_with_hidden(
@@ -131,13 +131,16 @@ class Program(Protocol):
         """
 
 
-def wanted_rows(spans: Sequence[Span], n_last: Sequence[int]) -> npt.NDArray[np.intp]:
-    """Rows of a batch whose results `Program.forward` returns, ascending."""
+def wanted_rows(spans: Sequence[Span], n_last: Sequence[int], n_merged: int = 1) -> npt.NDArray[np.intp]:
+    """Rows of a batch whose results `Program.forward` returns, ascending.
+
+    Each is the last of `n_merged` rows, of which one result is made.
+    """
     rows: list[int] = []
     stop = 0
     for span, n in zip(spans, n_last, strict=True):
         stop += span.n
-        rows += range(stop - n, stop)
+        rows += range(stop - n * n_merged + n_merged - 1, stop, n_merged)
     return np.array(rows, np.intp)
 
 

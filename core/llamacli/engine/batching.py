@@ -76,7 +76,10 @@ def evaluate(
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
     their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
-    starts, encoded, rows, n_done, n_tokens, is_one = [], list[int](), list[list[Logits]](), 0, 0, True
+    n_done, n_tokens, is_one = 0, 0, True
+    starts: list[int] = []
+    encoded: list[int] = []
+    rows: list[list[Logits]] = []
     for i, chunk in enumerate(chunks):
         if isinstance(chunk.ids, Inputs):
             inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from llamacli.engine.host import checked, describe_ops, is_plugin_op
 from llamacli.engine.weights import PackedWeights
-from llamacli.errors import plugin_errors
+from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Graph, Op, Tensor, Value
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
 from llamacli.kernels.jit import Kernel
@@ -20,8 +20,9 @@ from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.packing_formats import ROWS
 from llamacli.kernels.team import Team
 from llamacli.kv import KVType
-from llamacli.ops.lowering import Array, Bind, HostRows, Lowering, Resource, Slot, Step, f32, stride
+from llamacli.ops.lowering import Array, Field, HostRows, Lowering, Resource, Slot, Step, f32, slots_of
 from llamacli.ops.run import Run
+from llamacli.util.settings import KERNEL_API_CHANGE
 
 HOST = np.dtype([])
 
@@ -120,18 +121,24 @@ class StepTable(Lowering):
         self,
         kernel: Kernel | Callable[[KVType], Kernel],
         record: np.dtype[np.void],
-        reads: Sequence[Slot],
-        writes: Sequence[Slot],
-        bind: Bind,
-        *,
+        *outdated: object,
+        reads: Sequence[Slot] = (),
+        writes: Sequence[str | Slot] = ("out",),
         follows: Step | None = None,
         work: float = 0.0,
         work_seen: float = 0.0,
         work_unit: int = 0,
+        **fields: Field,
     ) -> Step:
         """See Lowering."""
+        if outdated:
+            raise PluginError(f"a step of an earlier LLAMACLI_KERNEL_API: {KERNEL_API_CHANGE}")
+        if unknown := [name for name in writes if isinstance(name, str) and name not in fields]:
+            raise PluginError(f"a step writes {', '.join(unknown)}, of which it is given no field")
+        read = [slot for name, value in fields.items() if name not in writes for slot in slots_of(value)]
+        written = [slot for name in writes for slot in slots_of(fields[name] if isinstance(name, str) else name)]
         return self._append(
-            Step(kernel, record, tuple(reads), tuple(writes), bind, follows, work, work_seen, work_unit)
+            Step(kernel, record, (*read, *reads), tuple(written), fields, follows, work, work_seen, work_unit)
         )
 
     def host_step(
@@ -141,7 +148,7 @@ class StepTable(Lowering):
         writes: Sequence[Slot],
     ) -> Step:
         """See Lowering."""
-        return self._append(Step(None, HOST, tuple(reads), tuple(writes), lambda at: {}, host=function))
+        return self._append(Step(None, HOST, tuple(reads), tuple(writes), host=function))
 
     def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
         """See Lowering."""
@@ -177,15 +184,8 @@ class StepTable(Lowering):
             whole_blocks = FORMS[form].width == ACTIVATION_BLOCK
             aligned = by_row or (made is not None and made.work_unit == ACTIVATION_BLOCK and whole_blocks)
             self.step(
-                round_activations(form),
-                ROUND,
-                [slot],
-                [out],
-                lambda at: {
-                    "x": at(slot), "x_stride": stride(at(slot)), "out": at(out), "out_stride": stride(at(out)),
-                    "width": at(slot).shape[1], "by_row": by_row, "slots": slot.slots,
-                },
-                follows=made if aligned else None,
+                round_activations(form), ROUND, x=slot, out=out, by_row=by_row, slots=slot.slots,
+                width=-(-slot.width // ACTIVATION_BLOCK) * ACTIVATION_BLOCK, follows=made if aligned else None,
             )  # fmt: skip
         return out
 

@@ -135,9 +135,9 @@ class NativeProgram:
         self._shifts = ShiftPlan(graph.ops, vectors.__getitem__)
         for tensor in self._shifts.tensors():
             vectors[tensor] = table.vector(tensor)  # loaded now: the file may be closed afterwards
-        logits = f32(graph.ops[-1].out)
-        self._n_vocab = logits.width
-        self.buffers = assign_buffers(self._steps, keep=logits)
+        logits, self._n_batch = f32(graph.ops[-1].out), graph.n_batch or N_BATCH
+        self._n_vocab, self._n_merged = logits.width, graph.n_merged
+        self.buffers = assign_buffers(self._steps, self._n_batch, keep=logits)
         self._logits = self.buffers[logits]
         self._plugin_steps, self._alive = table.plugin_steps, list[list[Array]]()
         for step in self._steps:
@@ -157,10 +157,10 @@ class NativeProgram:
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
         in_tail = self._tail < len(self._steps)
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
-        self._run, self._rows = np.zeros(1, RUN), np.zeros(N_BATCH, ROW)
+        self._run, self._rows = np.zeros(1, RUN), np.zeros(self._n_batch, ROW)
         self._run["rows"], self._run_address = self._rows.ctypes.data, self._run.ctypes.data
         self._run_fields = self._run.view(np.int64)  # of all fields, as of rows: setting one by name takes longer
-        self._fields = self._rows.view(np.int64).reshape(N_BATCH, -1)
+        self._fields = self._rows.view(np.int64).reshape(self._n_batch, -1)
         self._reached, self._has_reported = 0, False
         self._work, self._work_seen = (
             np.array([getattr(step, name) for step in self._steps]) for name in ("work", "work_seen")
@@ -220,7 +220,7 @@ class NativeProgram:
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], *, hidden: bool = False
     ) -> npt.NDArray[np.float32]:
-        """See `llamacli.engine.base.Program.forward`; at most N_BATCH tokens."""
+        """See `llamacli.engine.base.Program.forward`; at most `n_batch` tokens of the graph."""
         is_hidden = hidden and not self._result_is_hidden
         with self._team.lock:
             started, n = time.perf_counter(), len(tokens)
@@ -236,7 +236,7 @@ class NativeProgram:
                     logits[:] = self._logits[:n]
                 rows = logits[:, : self._n_vocab]
             else:
-                wanted = wanted_rows(spans, n_last)
+                wanted = wanted_rows(spans, n_last, self._n_merged)
                 self._run_steps(table, self._body, batch, n_seen)
                 if is_hidden:
                     rows = self._run_to_hidden(table, batch, wanted, n_seen)
@@ -351,9 +351,10 @@ class NativeProgram:
         Extends the tables that depend on positions. Returns the address of the table of steps, and the largest number
         of tokens that one of them attends to.
         """
-        if len(tokens) > N_BATCH:
-            raise ValueError(f"{len(tokens)} tokens are more than the {N_BATCH} of a batch")
-        ids, row, n_seen, reach, jumps = tokens.tolist(), 0, 0, 0, list[npt.NDArray[np.int32]]()
+        if len(tokens) > self._n_batch:
+            raise ValueError(f"{len(tokens)} tokens are more than the {self._n_batch} of a batch")
+        ids, row, n_seen, reach = tokens.tolist(), 0, 0, 0
+        jumps: list[npt.NDArray[np.int32]] = []
         for span in spans:
             sequence, start, n = span.sequence, span.start, span.n
             stop, behind = start + n, span.n_behind if self.has_encoder else 0

@@ -46,7 +46,7 @@ from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.files import SharedFileError, claimed, make_own_folder, open_own, remove_unclaimed
 from llamacli.util.folders import cache_folder
-from llamacli.util.memory import anonymous, is_huge
+from llamacli.util.memory import advise_huge, anonymous, huge_share
 from llamacli.util.numa import Node
 from llamacli.util.settings import LoadMode
 from llamacli.util.system import available_memory, huge_pages, lower_priority
@@ -78,6 +78,9 @@ _UNIT = 1 << 24
 
 _MAX_PIECES = 512
 """Arrays that are written at once; the system's limit is 1024."""
+
+_HUGE_SHARE = 0.85
+"""Share of a copy in huge pages from which it is used where the file system has it, and not read into memory."""
 
 _SHARE = 0.85
 """Share of the free memory that weights may take; the rest is for caches and buffers."""
@@ -215,7 +218,9 @@ def open_copy(
             if index.key != key:
                 raise _DamagedError("it is the copy of another model")
             mapped = wants_map(load, index.end, Path(index.model))
-            if not mapped and (nodes or (huge_pages() in ("always", "madvise") and not is_huge(data))):
+            if not mapped and not nodes:
+                advise_huge(mapping)
+            if not mapped and (nodes or (huge_pages() in ("always", "madvise") and huge_share(data) < _HUGE_SHARE)):
                 data = _in_memory(file.fileno(), index, n_threads, nodes)
         later = [name for name, entry in index.tensors.items() if mapped and entry.shape[0] > 1]
         tensors = _checked(data, index, n_threads, later)
@@ -554,19 +559,23 @@ class _Writer(threading.Thread):
         self._path, self._model, self._others = path, model, others
         self._n_bytes = sum(matrix.packed.nbytes for matrix in matrices.values())
         self._matrices = {name: (weakref.ref(matrix), matrix.packed.shape) for name, matrix in matrices.items()}
+        self._is_mixed = False  # partly in huge pages; a file system without them has none
 
     def run(self) -> None:
         lower_priority()
-        self.save()
+        if self.save() and self._is_mixed and not self.stopped.is_set():
+            read_again(self._path)
 
-    def save(self) -> None:
+    def save(self) -> bool:
         """Write the copy, or log why there is none."""
         try:
             self._save()
         except (OSError, _StoppedError) as error:
             _log.info("no packed copy of %s was written: %s", self._model, error)
+            return False
         finally:
             _writers.discard(self)
+        return True
 
     def _save(self) -> None:
         base = self._path.parent
@@ -595,12 +604,29 @@ class _Writer(threading.Thread):
             blocks.add(memoryview(bytes(-entry.n_bytes % _ALIGNMENT)))
         blocks.flush()
         _write_index(file, self._path, self._model, tensors, blocks.end)
+        file.flush()
+        with contextlib.suppress(OSError):  # without room for a mapping, the copy is whole all the same
+            share = huge_share(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8))
+            self._is_mixed = 0 < share < _HUGE_SHARE
 
     def _unit(self, reference: weakref.ref[Matrix], group: int, first: int) -> Bytes:
         matrix = reference()
         if matrix is None or self.stopped.is_set():
             raise _StoppedError("the model was closed meanwhile")
         return matrix.packed[group].reshape(-1)[first : first + _UNIT]
+
+
+def read_again(path: Path) -> None:
+    """Read a copy from disk again, into huge pages.
+
+    What is written while free memory is in pieces lies in small pages, and each start would read all of it into memory
+    of its own. It is read by calls: pages of a mapping that another process cuts would end this one.
+    """
+    with contextlib.suppress(OSError), open_own(path) as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while file.read(_UNIT):
+            pass
 
 
 def _write_index(file: BinaryIO, path: Path, model: Path, tensors: dict[str, _Entry], end: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import QuantMode, Timings
+from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import load_floats, modes_of
 from llamacli.engine.host import compute, describe_ops, is_plugin_op
 from llamacli.graph import Graph, Tensor, Value
@@ -121,7 +121,7 @@ class ReferenceProgram:
         assert out is not None
         values = self._values(tokens, span, n_rows, out)
         rows = values[out] if out in values else np.empty((0, out.width), np.float32)
-        return rows[len(rows) - n_rows :]
+        return rows[wanted_rows([span], [n_rows], self.graph.n_merged)] if len(rows) == span.n else rows
 
     def _values(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, last: Value) -> dict[Value, Array]:
         """Compute the values up to the `last`.
@@ -134,8 +134,9 @@ class ReferenceProgram:
         part = (0, self._n_encoder) if span.encodes else (self._n_encoder, None)
         for i, op in enumerate(self.graph.ops[slice(*part)], start=part[0]):
             if i == self._tail:
-                values = {value: rows[span.n - n_rows :] for value, rows in values.items()}
-                run = Run(tokens[span.n - n_rows :], span.part(span.n - n_rows, span.n), self.states, values, weight)
+                wanted = wanted_rows([span], [n_rows], self.graph.n_merged)
+                values = {value: rows[wanted] for value, rows in values.items()}
+                run = Run(tokens[wanted], span.part(span.n - n_rows, span.n), self.states, values, weight)
             if i >= self._tail and not n_rows:
                 break
             values[op.out] = compute(op, run, self._plugin_ops.get(op))

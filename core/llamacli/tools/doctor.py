@@ -222,10 +222,7 @@ def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
 def examine(
     plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | None = None, failure: str | None = None
 ) -> Report:
-    """Collect the report.
-
-    `root` stands for the root directory, with `proc` and `sys` in it.
-    """
+    """Collect the report; `root` holds `proc` and `sys`."""
     (total, free), copies = system.system_memory() or (None, None), packed_copies.copies()
     return Report(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},

@@ -1,4 +1,4 @@
-"""Text embeddings: hidden states of the final norm, pooled."""
+"""Text embeddings and scores of rerankers: pooled hidden states."""
 
 from __future__ import annotations
 
@@ -8,37 +8,88 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine import Chunk, QuantMode, evaluate
+from llamacli.engine.classifier import Classifier
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.model import Model, load_model
+from llamacli.tools.pairs import encode_pair, rerank_template
 from llamacli.util.numbers import is_integer
 
 
 class Pooling(enum.StrEnum):
-    """Pooling of token vectors: mean, first token (`cls`), last token, or none."""
+    """Pooling of token vectors: mean, first token (`cls`), last token, or none.
+
+    `rank` gives the scores of a classifier head instead.
+    """
 
     NONE = "none"
     MEAN = "mean"
     CLS = "cls"
     LAST = "last"
+    RANK = "rank"
 
 
-_BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST)
+_BY_NUMBER = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST, Pooling.RANK)
 """Values of the metadata key `{arch}.pooling_type`, by number."""
 
 
 def pooling_of(model: Model) -> Pooling:
-    """Pooling that a file names, else the mean; ModelFormatError for ranking models."""
+    """Pooling that a file names, else the mean.
+
+    Raises ModelFormatError for an unknown one, and for rank without a classifier head.
+    """
     key = f"{model.arch}.pooling_type"
     number = model.metadata.get_int(key, 1, minimum=0)
     if number >= len(_BY_NUMBER):
-        raise ModelFormatError(f"{model.metadata.source}: {key} = {number}: ranking models are not supported")
-    return _BY_NUMBER[number]
+        raise ModelFormatError(f"{model.metadata.source}: {key} = {number} is not one of 0 to {len(_BY_NUMBER) - 1}")
+    pooling = _BY_NUMBER[number]
+    if pooling is Pooling.RANK and model.classifier is None:
+        raise ModelFormatError(f"{model.metadata.source}: {key} = {number}, and it has no tensor cls or cls.output")
+    return pooling
+
+
+@attrs.frozen
+class Pooler:
+    """Pooling of a model's hidden states.
+
+    `default` is that of the file, else the mean.
+    `state` is the pooling before the `classifier` head, which is None in models without one.
+    """
+
+    default: Pooling
+    state: Pooling = Pooling.CLS
+    classifier: Classifier | None = None
+
+    @classmethod
+    def of(cls, model: Model) -> Pooler:
+        """Pooler of a model; ModelFormatError for a file whose pooling is unknown."""
+        first_or_last = Pooling.CLS if model.program.needs_whole_input else Pooling.LAST
+        is_mean = model.config.classifier_pooling == _BY_NUMBER.index(Pooling.MEAN)
+        return cls(pooling_of(model), Pooling.MEAN if is_mean else first_or_last, model.classifier)
+
+    def needs_last_only(self, pooling: Pooling) -> bool:
+        """True if the last token's hidden state is enough."""
+        return (self.state if pooling is Pooling.RANK else pooling) is Pooling.LAST
+
+    def pool(
+        self, states: npt.NDArray[np.float32], pooling: Pooling | None = None, *, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Pool states as `pool_states`, or score the classes.
+
+        Those of the pooling rank are float32 [n_classes].
+        Raises InvalidRequestError as it does, and for a rank without a classifier head.
+        """
+        if (pooling or self.default) is not Pooling.RANK:
+            return pool_states(states, pooling or self.default, normalize=normalize)
+        if self.classifier is None:
+            raise InvalidRequestError("the model has no classifier head, so it cannot rank texts")
+        return self.classifier.scores(pool_states(states, self.state, normalize=False))
 
 
 def pool_states(
@@ -46,8 +97,9 @@ def pool_states(
 ) -> npt.NDArray[np.float32]:
     """Pool the hidden states of a text's tokens, float32 [n_tokens, n_embd].
 
-    The last one's are enough for the last token's vector. Returns float32 [n_embd], without pooling [n_tokens, n_embd];
-    `normalize` scales vectors to length 1. Raises InvalidRequestError for states that are not finite.
+    `pooling` is any but rank. The last one's are enough for the last token's vector. Returns float32 [n_embd], without
+    pooling [n_tokens, n_embd]; `normalize` scales vectors to length 1. Raises InvalidRequestError for states that are
+    not finite.
     """
     if not np.isfinite(states).all():
         raise InvalidRequestError("the model's hidden states are not finite numbers")
@@ -68,12 +120,12 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """A model loaded for embeddings by `load_embedder`.
 
     `pooling` is that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the width of vectors.
-    `max_tokens` is the length of the longest text.
+    `max_tokens` is the length of the longest text. `labels` are the names of a classifier head's classes.
     """
 
     def __init__(self, model: Model, n_embd: int):
-        self._model, self.pooling, self.tokenizer = model, pooling_of(model), model.tokenizer
-        self.n_embd = n_embd
+        self._model, self._pooler, self.tokenizer = model, Pooler.of(model), model.tokenizer
+        self.pooling, self.n_embd, self.labels = self._pooler.default, n_embd, model.config.labels
         n = model.context_size(min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
@@ -82,10 +134,11 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
     ) -> npt.NDArray[np.float32]:
         """Embed text or token ids as one vector, float32 [n_embd].
 
-        Without pooling ("none") as [n_tokens, n_embd]. Several texts, given as a list of strings, are float32 [n_texts,
-        n_embd], and need a pooling. `pooling` overrides the file's. `normalize` scales vectors to length 1. Raises
-        InvalidRequestError for an empty text, more than `max_tokens` tokens, ids outside of the vocabulary, an unknown
-        pooling, or states that are not finite; TokenizerError if the vocabulary cannot express a text.
+        Without pooling ("none") as [n_tokens, n_embd], of the pooling "rank" scores as `classify` gives them. Several
+        texts, given as a list of strings, are float32 [n_texts, n_embd], and need a pooling. `pooling` overrides the
+        file's. `normalize` scales vectors to length 1. Raises InvalidRequestError for an empty text, more than
+        `max_tokens` tokens, ids outside of the vocabulary, an unknown pooling, or states that are not finite;
+        TokenizerError if the vocabulary cannot express a text.
         """
         try:
             pooling = Pooling(pooling or self.pooling)
@@ -102,11 +155,38 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError("several texts need a pooling: their sizes differ without")
         return np.stack([self._embed(self.tokenizer.encode(one), pooling, normalize) for one in texts])
 
+    def rank(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Score texts by their relevance to a query, a number each.
+
+        The score of llama.cpp's pooling of type rank: the first class of the classifier head, for a query and a text
+        in the form of the file's template `rerank`, or with the vocabulary's separators between. Raises
+        InvalidRequestError for a model without such a head, and for a pair of more than `max_tokens` tokens.
+        """
+        if isinstance(texts, str):
+            raise InvalidRequestError("texts is a list of texts: put a single text into a list")
+        template, scores = rerank_template(self._model.metadata), []
+        for i, text in enumerate(texts):
+            try:
+                ids = encode_pair(self.tokenizer, template, query, text)
+                scores.append(float(self._embed(ids, Pooling.RANK, False)[0]))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"text {i + 1}: {error}") from error
+        return scores
+
+    def classify(self, text: str | Sequence[int]) -> list[float]:
+        """Score the classes of a text, a number for each label.
+
+        Without `labels` there is one.
+        Raises InvalidRequestError for a model without a classifier head, and as `embed`.
+        """
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else text
+        return [float(score) for score in self._embed(ids, Pooling.RANK, False)]
+
     def _embed(self, tokens: Sequence[int], pooling: Pooling, normalize: bool) -> npt.NDArray[np.float32]:
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
-        states = self._states(tokens, only_last=pooling is Pooling.LAST)
-        return pool_states(states, pooling, normalize=normalize)
+        states = self._states(tokens, only_last=self._pooler.needs_last_only(pooling))
+        return self._pooler.pool(states, pooling, normalize=normalize)
 
     def _states(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
         """Hidden states of all tokens or the last, float32 [n, n_embd]."""
@@ -120,7 +200,6 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError(str(error)) from error
 
     def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
-        """Evaluate a text in one batch, its tokens attending in both directions."""
         n_vocab = self._model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_integer(token) or not 0 <= token < n_vocab:

@@ -28,10 +28,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class Collector:
-    """Sums of squared inputs by tensor.
-
-    An engine calls it with the input of each matrix product, see `llamacli.engine.lowering.Watch`.
-    """
+    """Sums of squared inputs by tensor, an engine's `llamacli.engine.lowering.Watch`."""
 
     def __init__(self, *, output: bool = False):
         self._output = output
@@ -123,10 +120,7 @@ def _evaluated(model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int) -
 def importance_matrix(
     path: Path, collector: Collector, tensors: Mapping[str, TensorInfo], *, dataset: str, n_chunks: int, n_ctx: int
 ) -> ImportanceMatrix:
-    """Importance matrix of what a Collector has summed.
-
-    Raises InvalidRequestError, naming the tensor, if an input was not finite.
-    """
+    """Importance matrix of a Collector; InvalidRequestError names a tensor not finite."""
     entries = collector.entries(tensors)
     for name, entry in entries.items():
         if not np.isfinite(entry.sums).all():

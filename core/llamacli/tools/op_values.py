@@ -185,7 +185,6 @@ def _dumped(header: re.Match[str], body: list[str], path: object) -> DumpedTenso
 
 
 def _shown(size: int, n_shown: int) -> list[int]:
-    """Indices that are printed: all, or as many at both ends."""
     half = n_shown // 2
     return list(range(size)) if size <= n_shown else [*range(half), *range(size - half, size)]
 

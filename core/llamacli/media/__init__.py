@@ -1,0 +1,1 @@
+"""Media encoders: pictures to rows of embeddings, by plugins."""

@@ -1,0 +1,282 @@
+"""Media encoders: the interface of plugins, and encoders loaded from mmproj files.
+
+A media encoder is an architecture whose input is the patches of a picture, and whose result is rows of embeddings for
+the language model. `clip.projector_type` of a mmproj file names its plugin.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.architecture import Architecture, trace
+from llamacli.blocks.vision import VisionConfig
+from llamacli.engine import Engine, Program, QuantMode, Span
+from llamacli.errors import ClosedError, ModelFormatError, PluginError, plugin_errors
+from llamacli.gguf import Metadata, TensorInfo
+from llamacli.inputs import Inputs
+from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
+from llamacli.loaders import ModelFile, identity, open_model_file
+from llamacli.media.pictures import Picture, Pixels, digest, unfolded
+from llamacli.quantization import TensorType
+from llamacli.util.locking import fork_safe
+
+Rows = npt.NDArray[np.float32]
+
+KEPT_BYTES = 256 << 20
+"""Size limit of the rows of embeddings that an encoder keeps, in bytes."""
+
+_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+
+
+class MediaEncoder(Architecture):
+    """Encoder of pictures, registered under its `clip.projector_type`.
+
+    Beside the methods of an architecture it cuts a picture into tiles, and says which text stands around them. It is
+    configured by a VisionConfig. Its `forward` begins with `g.patches` and ends in rows as wide as the embeddings of
+    the language model.
+    """
+
+    is_bidirectional: bool = False
+    """True if the tokens of a tile attend to each other in both directions in the language model."""
+
+    transposed: tuple[str, ...] = ()
+    """Names of matrices that files store as (n_in, n_out)."""
+
+    @abc.abstractmethod
+    def layout(self, pixels: Pixels, config: Any) -> list[str | Pixels]:
+        """Text and tiles of a picture, in order.
+
+        `pixels` are a picture, uint8 [height, width, 3]; so is each tile, whose sides are those of the encoder. Special
+        tokens in the text are parsed.
+        """
+
+
+@attrs.frozen
+class Tile:
+    """A tile of a picture; equal if the rows of embeddings are.
+
+    `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels` are None in
+    one that was evaluated by another process.
+    """
+
+    key: bytes
+    ids: tuple[int, ...] = attrs.field(eq=False, repr=False)
+    pixels: Pixels | None = attrs.field(eq=False, repr=False, default=None)
+
+    @property
+    def row_keys(self) -> list[int]:
+        """Keys of the rows, as `Inputs.of` takes them."""
+        return _row_keys(self.key, len(self.ids))
+
+
+class LoadedEncoder:
+    """A media encoder with the weights of its file. Made by `compile_encoder`.
+
+    - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
+    - `n_embd`: the width of its rows; `is_bidirectional`: see `MediaEncoder`.
+    - `config`, `metadata`: its hyperparameters, and every key of its file.
+
+    Rows of pictures that were encoded last are kept. Usable from several threads at once.
+    """
+
+    def __init__(self, encoder: MediaEncoder, config: Any, metadata: Metadata, program: Program, name: str, id_: str):
+        self._encoder, self.config, self.metadata, self.name, self._identity = encoder, config, metadata, name, id_
+        self._program: Program | None = program
+        self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional
+        self.n_embd = program.graph.ops[-1].out.width
+        self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
+        self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
+        self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
+        self._lock = fork_safe(threading.RLock())
+
+    def layout(self, picture: Picture) -> list[str | Tile]:
+        """Text and tiles of a picture, in order; nothing is encoded."""
+        with self._lock:
+            if picture not in self._layouts:
+                self._layouts[picture] = self._layout(picture)
+            return self._layouts[picture]
+
+    def _layout(self, picture: Picture) -> list[str | Tile]:
+        c = self.config
+        with plugin_errors(f"media encoder {self.projector!r}"):
+            parts = self._encoder.layout(picture.pixels, c)
+        n_merged = c.n_merge**2
+        found: list[str | Tile] = []
+        for part in parts:
+            if isinstance(part, str):
+                found.append(part)
+                continue
+            n_patches, rest = divmod(part.shape[0] * part.shape[1], c.patch_size**2)
+            if rest or n_patches % n_merged or not 0 < n_patches <= (self.program.graph.n_batch or 0):
+                raise PluginError(
+                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches"
+                )
+            key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
+            keys = _row_keys(key, n_patches // n_merged)
+            found.append(Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part))
+        return found
+
+    def encode(self, tile: Tile) -> Rows:
+        """Rows of embeddings of a tile, float32 [n, n_embd], read-only.
+
+        Those of tiles encoded before are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
+        """
+        with self._lock:
+            rows = self._kept.pop(tile.key, None)
+            rows = self._encoded(tile) if rows is None else rows
+            self._kept[tile.key] = rows
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return rows
+
+    def _encoded(self, tile: Tile) -> Rows:
+        c = self.config
+        assert tile.pixels is not None
+        patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
+        n = len(patches)
+        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), numbers[:, None])
+        with closing(KVSequence(self._pool, n)) as sequence:
+            sequence.reserve(0, n)
+            with np.errstate(all="ignore"):
+                rows = self.program.forward(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+        rows = np.ascontiguousarray(rows)
+        if not np.isfinite(rows).all():
+            raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
+        rows.flags.writeable = False
+        return rows
+
+    @property
+    def program(self) -> Program:
+        """The compiled forward pass. Raises ClosedError after close()."""
+        if self._program is None:
+            raise ClosedError("the media encoder is closed")
+        return self._program
+
+    def close(self) -> None:
+        """Free the weights and the kept rows; closing twice does nothing."""
+        with self._lock:
+            self._program = None
+            self._kept.clear()
+
+    def __repr__(self) -> str:
+        return f"<LoadedEncoder {self.projector}, {self.name}>"
+
+
+def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, engine: Engine) -> LoadedEncoder:
+    """Compile an open mmproj file; it may be closed afterwards.
+
+    Raises ModelFormatError if the file does not fit the encoder, PluginError if the plugin is broken.
+    """
+    metadata = file.metadata
+    if not metadata.get_bool("clip.has_vision_encoder", default=True):
+        raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
+    with plugin_errors(f"media encoder {encoder.name!r}"):
+        config: VisionConfig = encoder.configure(metadata)
+        view = _Matrices(file, encoder.transposed)
+        weights = encoder.tensors(config).bind(view)
+        graph = trace(encoder, config, weights)
+        graph.n_batch = config.n_patches
+        if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
+            raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
+        if graph.ops[-1].out.width != config.n_embd_text:
+            raise ModelFormatError(
+                f"{file.path}: clip.vision.projection_dim = {config.n_embd_text}, and the projector makes rows of "
+                f"{graph.ops[-1].out.width}"
+            )
+        program = engine.compile(graph, view, mode)
+    name = metadata.get_str("general.name", "") or Path(file.path).name
+    return LoadedEncoder(encoder, config, metadata, program, name, f"{identity(file)}-{mode.value}")
+
+
+class _Matrices:
+    """View of a mmproj file without tensors of several dimensions.
+
+    Convolutions (n_out, colours, height, width) are matrices of unfolded patches; `transposed` matrices are (n_out,
+    n_in).
+    """
+
+    def __init__(self, file: ModelFile, transposed: Sequence[str]):
+        self._file, self.path, self.metadata = file, file.path, file.metadata
+        self._transposed = {name for name in transposed if name in file.tensors}
+        self.tensors: Mapping[str, TensorInfo] = {name: self._info(info) for name, info in file.tensors.items()}
+
+    def _info(self, info: TensorInfo) -> TensorInfo:
+        shape = (info.shape[0], int(np.prod(info.shape[1:]))) if len(info.shape) > 2 else info.shape
+        if info.name in self._transposed:
+            shape = shape[::-1]
+        if shape != info.shape and info.type not in _FLOATS:
+            kinds = ", ".join(kind.name for kind in _FLOATS)
+            raise ModelFormatError(f"{self.path}: tensor {info.name} is {info.type.name}, expected one of {kinds}")
+        return attrs.evolve(info, shape=shape)
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        data, shape = self._file.data(name), self.tensors[name].shape
+        if name in self._transposed:
+            n_out, n_in = shape
+            numbers = data.reshape(n_in, n_out, -1).transpose(1, 0, 2)
+            return np.ascontiguousarray(numbers).reshape(n_out, -1)
+        return data.reshape(shape[0], -1) if shape != self._file.tensors[name].shape else data
+
+    def release(self, name: str) -> None:
+        """Free the memory of one tensor, which will hardly be read again."""
+        self._file.release(name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _row_keys(key: bytes, n: int) -> list[int]:
+    return [int.from_bytes(key[:24], "big") << 32 | i for i in range(n)]
+
+
+def projector_of(metadata: Metadata) -> str:
+    """Name of the projector of a mmproj file.
+
+    Raises ModelFormatError for another file.
+    """
+    architecture = metadata.get_str("general.architecture", "")
+    if architecture != "clip":
+        raise ModelFormatError(
+            f"{metadata.source}: general.architecture = {architecture!r}: not a mmproj file, of which it is 'clip'"
+        )
+    key = "clip.vision.projector_type" if "clip.vision.projector_type" in metadata else "clip.projector_type"
+    return metadata.get_str(key)
+
+
+def find_mmproj(path: Path, n_embd: int) -> ModelFile | None:
+    """Open the mmproj file in a model's folder, None without one.
+
+    `path` is the model's file. Of several, the one whose embeddings have `n_embd` numbers. Raises ModelFormatError if
+    there are several of these, or the only one is unreadable.
+    """
+    files = sorted(other for other in path.parent.iterdir() if is_mmproj(other.name) and other != path)
+    if len(files) == 1:
+        return open_model_file(files[0], [])
+    fitting = []
+    for file in files:
+        with closing(open_model_file(file, [])) as opened:
+            if opened.metadata.get("clip.vision.projection_dim") == n_embd:
+                fitting.append(file)
+    if len(fitting) > 1:
+        names = ", ".join(file.name for file in fitting)
+        raise ModelFormatError(f"{path.parent}: several mmproj files fit {path.name}: {names}; name one by `mmproj`")
+    return open_model_file(fitting[0], []) if fitting else None
+
+
+def is_mmproj(name: str) -> bool:
+    """True for the name of a mmproj file."""
+    return name.lower().endswith(".gguf") and "mmproj" in name.lower()

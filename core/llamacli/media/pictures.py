@@ -1,0 +1,213 @@
+"""Pictures: decoding by Pillow within limits, resizing, and patches.
+
+Needs Pillow, the extra `media`. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import math
+import os
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import MediaError
+
+Pixels = npt.NDArray[np.uint8]
+"""Pixels of a picture in RGB, uint8 [height, width, 3]."""
+
+MAX_BYTES = 32 << 20
+"""Largest file of a picture, in bytes."""
+
+MAX_PIXELS = 1 << 26
+"""Pixels of the largest picture that is decoded; a frame of it then takes 192 MiB."""
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen(eq=False)
+class Picture:
+    """A picture, decoded: `pixels`, uint8 [height, width, 3] in RGB.
+
+    `source` is the content of its file, or a PNG of it.
+    """
+
+    pixels: Pixels
+    source: bytes = attrs.field(repr=False)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
+        return self.pixels.shape[1], self.pixels.shape[0]
+
+    @classmethod
+    def of(cls, given: object) -> Picture:
+        """Picture of a file, its bytes, a Pillow image or an array.
+
+        Arrays are uint8, [h, w] grey, [h, w, 3] RGB or [h, w, 4] with transparency. Pictures are turned as their EXIF
+        orientation says; what is transparent becomes white; of several frames the first is taken, and a warning in the
+        log says so. Raises MediaError for a file that cannot be read or decoded, one beyond `MAX_BYTES` or
+        `MAX_PIXELS`, and for anything else; naming the extra if Pillow is missing.
+        """
+        pillow = _pillow()
+        if isinstance(given, Picture):
+            return given
+        if isinstance(given, np.ndarray):
+            image = _image_of_array(pillow, given)
+            return cls(_rgb(pillow, image, "the array"), _png(image))
+        if isinstance(given, pillow.Image):
+            _expect_size(given.size, "the image")
+            return cls(_rgb(pillow, given, "the image"), _png(given))
+        if isinstance(given, str | os.PathLike):
+            name, source = os.fspath(given), _read(Path(given))
+        elif isinstance(given, bytes | bytearray | memoryview):
+            name, source = "the picture", bytes(given)
+        else:
+            raise MediaError(f"a picture is a path, bytes, a Pillow image or an array, not {type(given).__name__}")
+        if len(source) > MAX_BYTES:
+            raise MediaError(f"{name}: {len(source)} bytes are more than the {MAX_BYTES} of a picture")
+        return cls(_decoded(pillow, source, str(name)), source)
+
+
+def resized(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
+    """Resize a picture by Pillow's `method`: "bilinear", "bicubic" or "lanczos".
+
+    The rows first, then the columns: new versions of Pillow choose the order by the shape, which is a difference
+    of one level.
+    """
+    pillow, (own_height, own_width) = _pillow(), pixels.shape[:2]
+    for own, size in (((own_width, own_height), (width, own_height)), ((width, own_height), (width, height))):
+        if own != size:
+            image = pillow.fromarray(np.ascontiguousarray(pixels))
+            pixels = np.asarray(image.resize(size, pillow.Resampling[method.upper()]))
+    return pixels
+
+
+def padded(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
+    """Resize a picture into a frame, centred on black.
+
+    Its proportions stay; its sides are rounded up to pixels.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    own_height, own_width = pixels.shape[:2]
+    one = np.float32
+    ratio = min(one(width) / one(own_width), one(height) / one(own_height))
+    w, h = (min(math.ceil(one(n) * ratio), most) for n, most in ((own_width, width), (own_height, height)))
+    out = np.zeros((height, width, 3), np.uint8)
+    x, y = (width - w) // 2, (height - h) // 2
+    out[y : y + h, x : x + w] = resized(pixels, w, h, method)
+    return out
+
+
+def unfolded(
+    pixels: Pixels, patch: int, merge: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """Patches of a tile, with their numbers.
+
+    The tile, uint8 [h, w, 3], has sides of whole groups of `merge` patches. Returns float32 [n, 3 * patch * patch], the
+    colours one after another and normalised, in groups of merge * merge neighbours; and int32 [n], the number of each
+    patch from left to right and from top to bottom.
+    """
+    colours = (pixels.astype(np.float32) / np.float32(255) - np.array(mean, np.float32)) / np.array(std, np.float32)
+    rows, columns = (n // patch for n in pixels.shape[:2])
+    grid = colours.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+    numbers = np.arange(rows * columns, dtype=np.int32).reshape(rows // merge, merge, columns // merge, merge)
+    patches = grid.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, -1)
+    return np.ascontiguousarray(patches), np.ascontiguousarray(numbers.transpose(0, 2, 1, 3).reshape(-1))
+
+
+def digest(pixels: Pixels) -> bytes:
+    """Digest of a tile's shape and bytes."""
+    return hashlib.blake2b(
+        repr(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes(), digest_size=32
+    ).digest()
+
+
+def _pillow() -> ModuleType | Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MediaError(f"pictures need Pillow: pip install 'llamacli[media]' ({error})") from error
+    return Image
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise MediaError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise MediaError(f"{path}: cannot read the picture: {error.strerror}") from None
+
+
+def _decoded(pillow: Any, source: bytes, name: str) -> Pixels:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow: its own, smaller limits, and odd metadata
+            with pillow.open(io.BytesIO(source)) as image:
+                _expect_size(image.size, name)
+                if getattr(image, "is_animated", False):
+                    _log.warning("%s: %s has several frames: the first one is taken", name, image.format)
+                    image.seek(0)
+                return _rgb(pillow, image, name)
+    except MediaError:
+        raise
+    except pillow.DecompressionBombError:
+        raise MediaError(f"{name}: the picture has more than {MAX_PIXELS} pixels") from None
+    except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, LookupError, TypeError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        kind = "is no picture of a known type" if type(error).__name__ == "UnidentifiedImageError" else "is damaged"
+        reason = "" if "cannot identify" in text else f": {text[:120]}"
+        raise MediaError(f"{name} {kind}{reason}") from None
+
+
+def _expect_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if not width * height:
+        raise MediaError(f"{name}: a picture of {width} x {height} pixels is empty")
+    if width * height > MAX_PIXELS:
+        raise MediaError(f"{name}: {width} x {height} pixels are more than the {MAX_PIXELS} of a picture")
+
+
+def _rgb(pillow: Any, image: Any, name: str) -> Pixels:
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or image.mode == "I":  # of 16 bits: Pillow would clip them
+        grey = np.asarray(image).astype(np.int64)
+        if grey.min() < 0 or grey.max() > 0xFFFF:
+            raise MediaError(f"{name}: grey values from {grey.min()} to {grey.max()} are not of 16 bits")
+        image = pillow.fromarray((grey >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise MediaError(f"{name}: pictures of floats, Pillow's mode F, have no range of brightness: give uint8")
+    if image.mode in ("RGBA", "LA", "La", "PA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = pillow.alpha_composite(pillow.new("RGBA", image.size, (255, 255, 255, 255)), image)
+    return np.array(image.convert("RGB"), np.uint8)
+
+
+def _image_of_array(pillow: Any, array: npt.NDArray[Any]) -> Any:
+    fits = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4)))
+    if not fits:
+        raise MediaError(
+            f"an array of a picture is uint8 [h, w], [h, w, 3] or [h, w, 4], not {array.dtype} {list(array.shape)}"
+        )
+    _expect_size((array.shape[1], array.shape[0]), "the array")
+    return pillow.fromarray(np.ascontiguousarray(array))
+
+
+def _png(image: Any) -> bytes:
+    buffer = io.BytesIO()
+    kept = image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else image.convert("RGB")
+    kept.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()

@@ -1,0 +1,225 @@
+"""Media encoders compared with llama.cpp's recorded embeddings of pictures, and their files."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamacli import MediaError, Model, ModelFormatError, load_model
+from llamacli.chat.context import plan
+from llamacli.chat.media import marked, media_inputs, with_pictures
+from llamacli.chat.template import Rendering
+from llamacli.engine import Engine, QuantMode, ReferenceEngine, default_engine
+from llamacli.errors import ClosedError, UnknownArchitectureError
+from llamacli.gguf import open_gguf
+from llamacli.inputs import Inputs
+from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder
+from llamacli.media.pictures import Picture
+from llamacli.plugins import Plugins
+from media_cases import CASES, PICTURES, drawn, write_mmproj, write_text
+from oracle.goldens import DIRECTORY, nmse, sha256
+from oracle.media import AFTER, BEFORE, N_CTX
+
+GOLDEN = np.load(DIRECTORY / "media.npz")
+LOGITS = {"gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3}
+"""Bounds of the logits' NMSE beside 1e-8: the peer reads GELU from a float16 table, and rounds what it multiplies by
+weights of F16 and Q8_0."""
+
+
+def encoder_of(path: Path, name: str, engine: Engine | None = None, mode: QuantMode = QuantMode.FP32) -> LoadedEncoder:
+    with closing(open_gguf(path)) as file:
+        return compile_encoder(CASES[name].encoder, file, mode, engine or default_engine(1))
+
+
+def tiles(encoder: LoadedEncoder, picture: np.ndarray) -> list[Tile]:
+    return [part for part in encoder.layout(Picture.of(picture)) if isinstance(part, Tile)]
+
+
+def embeddings(encoder: LoadedEncoder, picture: np.ndarray) -> np.ndarray:
+    return np.concatenate([encoder.encode(tile) for tile in tiles(encoder, picture)])
+
+
+def load(folder: Path, name: str, **options: object) -> Model:
+    case = CASES[name]
+    path = folder / "text.gguf"
+    if not path.exists():
+        write_text(path, name)
+        write_mmproj(folder / "mmproj-text.gguf", name)
+    plugins = Plugins.of(case.text, media=[case.encoder])
+    return load_model(path, "fp32", plugins=plugins, threads=1, **options)
+
+
+def prompt(model: Model, picture: np.ndarray) -> Inputs:
+    encoder = model.media_encoder()
+    (message,), pictures = marked([{"content": AFTER}], [[Picture.of(picture)]])
+    text = BEFORE + message["content"]
+    rendering = with_pictures(Rendering(text, [text]), pictures, encoder, model.tokenizer)
+    planned = plan([], rendering.parts, model.create_chat_codec().template.encode)
+    inputs = media_inputs(planned.parts, 0, lambda: encoder)
+    assert inputs is not None
+    assert inputs.keys == planned.ids
+    return inputs
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("engine", [ReferenceEngine(), default_engine(1)], ids=["reference", "native"])
+def test_embeddings_are_those_of_the_peer(tmp_path: Path, name: str, engine: Engine) -> None:
+    path = write_mmproj(tmp_path / "mmproj.gguf", name)
+    assert sha256(path) == str(GOLDEN[f"{name} sha256"])
+    is_rounded = "type" in CASES[name].options
+    with closing(encoder_of(path, name, engine, QuantMode.AUTO if is_rounded else QuantMode.FP32)) as encoder:
+        for picture, size in PICTURES.items():
+            found = nmse(GOLDEN[f"{name} {picture} rows"], embeddings(encoder, drawn(*size)))
+            assert found < (2e-4 if is_rounded else 5e-8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_and_logits_are_those_of_the_peer(tmp_path: Path, name: str) -> None:
+    with load(tmp_path, name) as model:
+        assert sha256(tmp_path / "text.gguf") == str(GOLDEN[f"{name} text sha256"])
+        for picture, size in PICTURES.items():
+            inputs = prompt(model, drawn(*size))
+            ids = inputs.ids.copy()
+            ids[inputs.rows] = -1
+            np.testing.assert_array_equal(ids, GOLDEN[f"{name} {picture} ids"])
+            expected = GOLDEN[f"{name} {picture} logits"]
+            with model.create_session(n_ctx=N_CTX) as session:
+                logits = session.eval(inputs, all_logits=True)
+            assert logits is not None
+            assert nmse(expected, logits[-len(expected) :]) < LOGITS.get(name, 1e-8)
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Iterator[LoadedEncoder]:
+    with closing(encoder_of(write_mmproj(tmp_path / "mmproj.gguf", "idefics3"), "idefics3")) as loaded:
+        yield loaded
+
+
+def test_layers_share_one_layer_of_the_cache(encoder: LoadedEncoder) -> None:
+    assert encoder.config.n_layer == 2
+    assert len(encoder.program.states) == 1
+
+
+def test_threads_change_no_bit(tmp_path: Path, encoder: LoadedEncoder) -> None:
+    with closing(encoder_of(tmp_path / "mmproj.gguf", "idefics3", default_engine(2))) as other:
+        np.testing.assert_array_equal(embeddings(encoder, drawn(61, 33)), embeddings(other, drawn(61, 33)))
+
+
+def test_a_tile_is_encoded_once(encoder: LoadedEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = embeddings(encoder, drawn(50, 40))
+    monkeypatch.setattr(encoder, "_encoded", None)
+    np.testing.assert_array_equal(embeddings(encoder, drawn(50, 40)), first)
+    with pytest.raises(TypeError):
+        embeddings(encoder, drawn(50, 40, seed=1))
+
+
+def test_rows_are_kept_within_a_limit(encoder: LoadedEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "llamacli.media.encoder.KEPT_BYTES", 3 * encoder.encode(tiles(encoder, drawn(32, 32))[0]).nbytes
+    )
+    embeddings(encoder, drawn(50, 40))
+    assert len(encoder._kept) == 3
+
+
+def test_keys_are_of_pixels_and_encoder(tmp_path: Path, encoder: LoadedEncoder) -> None:
+    one, again, other = (tiles(encoder, drawn(32, 32, seed)) for seed in (0, 0, 1))
+    assert one == again
+    assert [tile.ids for tile in one] == [tile.ids for tile in again]
+    assert not {key for tile in one for key in tile.ids} & {key for tile in other for key in tile.ids}
+    path = write_mmproj(tmp_path / "other.gguf", "idefics3", seed="2")
+    with closing(encoder_of(path, "idefics3")) as second:
+        assert not {tile.key for tile in one} & {tile.key for tile in tiles(second, drawn(32, 32))}
+
+
+def test_extreme_proportions_make_whole_tiles(encoder: LoadedEncoder) -> None:
+    for size in ((1, 1), (1, 5000), (5000, 1)):
+        found = tiles(encoder, drawn(*size))
+        assert {tile.pixels.shape for tile in found if tile.pixels is not None} == {(32, 32, 3)}
+
+
+def test_a_closed_encoder_encodes_nothing(encoder: LoadedEncoder) -> None:
+    tile = tiles(encoder, drawn(32, 32))[0]
+    encoder.close()
+    with pytest.raises(ClosedError):
+        encoder.encode(tile)
+
+
+class TestFiles:
+    def test_a_language_model_is_no_encoder(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelFormatError, match=r"text\.gguf: general\.architecture = 'llama': not a mmproj file"):
+            load(tmp_path, "idefics3", mmproj=tmp_path / "text.gguf")
+
+    def test_an_encoder_is_no_language_model(self, tmp_path: Path) -> None:
+        path = write_mmproj(tmp_path / "mmproj.gguf", "idefics3")
+        with pytest.raises(ModelFormatError, match=r"mmproj\.gguf: it is a mmproj file, the encoder of pictures"):
+            load_model(path, plugins=Plugins.of(CASES["idefics3"].text))
+
+    def test_the_encoder_of_another_model(self, tmp_path: Path) -> None:
+        other = write_mmproj(tmp_path / "other.gguf", "idefics3", keys={"projection_dim": 96})
+        message = (
+            "encoder 'tiny idefics3' makes embeddings of 96 numbers, and the model 'tiny media idefics3' has .* 64"
+        )
+        with pytest.raises(ModelFormatError, match=message):
+            load(tmp_path, "idefics3", mmproj=other)
+
+    def test_an_unknown_projector(self, tmp_path: Path) -> None:
+        other = write_mmproj(tmp_path / "other.gguf", "idefics3", **{"clip.projector_type": "cubist"})
+        with pytest.raises(UnknownArchitectureError, match=r"clip\.projector_type = 'cubist' \(installed: idefics3\)"):
+            load(tmp_path, "idefics3", mmproj=other)
+
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            (
+                {"patch_size": 5},
+                "clip.vision.image_size = 32 is not a multiple of 2 patches of clip.vision.patch_size = 5",
+            ),
+            ({"image_std": [0.5, 0.0, 0.5]}, "clip.vision.image_std"),
+            ({"attention.head_count": 5}, "clip.vision.embedding_length = 48 is not a multiple"),
+        ],
+    )
+    def test_keys_out_of_range(self, tmp_path: Path, keys: dict[str, object], message: str) -> None:
+        with pytest.raises(ModelFormatError, match=message):
+            write_mmproj(tmp_path / "bad.gguf", "idefics3", keys=keys)
+
+    def test_a_file_without_vision(self, tmp_path: Path) -> None:
+        path = write_mmproj(tmp_path / "bad.gguf", "idefics3", **{"clip.has_vision_encoder": False})
+        with pytest.raises(ModelFormatError, match="has_vision_encoder = false"):
+            encoder_of(path, "idefics3")
+
+    def test_a_projector_of_another_width(self, tmp_path: Path) -> None:
+        path = write_mmproj(tmp_path / "bad.gguf", "idefics3", **{"clip.vision.projection_dim": 32})
+        with pytest.raises(ModelFormatError, match=r"tensor mm\.model\.fc\.weight has shape \(64, 192\)"):
+            encoder_of(path, "idefics3")
+
+
+class TestFolder:
+    def test_a_model_without_a_file(self, tmp_path: Path) -> None:
+        with load(tmp_path, "idefics3") as model:
+            (tmp_path / "mmproj-text.gguf").unlink()
+            with pytest.raises(MediaError, match="no encoder of pictures: there is no mmproj file"):
+                model.media_encoder()
+
+    def test_the_one_that_fits_is_taken(self, tmp_path: Path) -> None:
+        write_mmproj(tmp_path / "a.mmproj.gguf", "idefics3", keys={"projection_dim": 96})
+        with load(tmp_path, "idefics3") as model:
+            assert model.media_encoder().n_embd == 64
+            assert model.media_encoder() is model.media_encoder()
+
+    def test_several_that_fit_are_refused(self, tmp_path: Path) -> None:
+        write_mmproj(tmp_path / "mmproj-F16.gguf", "idefics3")
+        with (
+            load(tmp_path, "idefics3") as model,
+            pytest.raises(ModelFormatError, match=r"mmproj-F16\.gguf, mmproj-text\.gguf; name one by `mmproj`"),
+        ):
+            model.media_encoder()
+
+    def test_closing_the_model_closes_it(self, tmp_path: Path) -> None:
+        with load(tmp_path, "idefics3") as model:
+            encoder = model.media_encoder()
+        with pytest.raises(ClosedError):
+            _ = encoder.program
+        with pytest.raises(ClosedError):
+            model.media_encoder()
