@@ -37,7 +37,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 """Architectures by part of a template's name; `llama` for others."""
 
-_SPECIAL = re.compile(r"<\|?[｜|]?[^<>\s'\"{}%]{1,40}[｜|]?>|\[/?[A-Z_]+\]")
+_SPECIAL = re.compile(r"\]<\]\w+\[>\[|(?!</?item>)<\|?[｜|]?[^<>\s'\"{}%]{1,40}[｜|]?>|\[/?[A-Z_]+\]")
 _ALWAYS = ("<s>", "</s>", "<|tool_call_start|>", "<|tool_call_end|>")
 """Tokens that vocabularies have whose templates do not spell them."""
 _TOKENS = re.compile(r'R"([^()\s]*)\((.*?)\)\1"|"((?:[^"\\]|\\.)*)"|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -74,6 +74,12 @@ class Case:
         """Set the whole message."""
         self.content, self.reasoning, self.calls = message.content, message.reasoning, message.calls
         return self
+
+    def of(self, template: str) -> "Case":
+        """Case for another template."""
+        copy = Case(template, self.text)
+        vars(copy).update({**vars(self), "template": template})
+        return copy
 
     def __getattr__(self, name: str) -> Any:
         def setter(*values: Any) -> Case:
@@ -118,10 +124,12 @@ def cases(source: str) -> Iterator[Case]:
         r"common_chat_tool\s+(?P<tool>\w+)\s*\{|(?:auto|common_chat_msg)\s+(?P<name>\w+)\s*=\s*|"
         r"const\s+(?:auto|std::string|char\s*\*)\s*&?\s*(?P<text>\w+)\s*=\s*|std::string\s+(?P<local>\w+)\s*=\s*|"
         r"vector<common_chat_tool>\s+(?P<tools>\w+)\s*\{|common_chat_msg\s+(?P<made>\w+)\s*\{|"
-        r"peg_tester\((?P<template>\"[^\"]*\"|template_path)|(?P<case>tst\s*\.\s*test)\(|"
+        r"peg_tester\((?P<template>\"[^\"]*\"|template_path|path\b)|(?P<case>tst\s*\.\s*test)\(|"
+        r"for \(const auto & path :\s*\{(?P<paths>[^}]*)\}|"
         r"(?P<called>\"models/templates/LFM2[^\"]*\"),\s|(?P<comment>//[^\n]*)"
     )
     template, shared, called = "", list[Case](), list[str]()
+    paths: list[str] = []
     at = 0
     while found := begins.search(source, at):
         at = found.end()
@@ -129,6 +137,9 @@ def cases(source: str) -> Iterator[Case]:
             continue
         if found["called"]:
             called.append(json.loads(found["called"]))
+            continue
+        if found["paths"]:
+            paths = re.findall(r'"([^"]*)"', found["paths"])
             continue
         if found["template"]:
             template = found["template"].strip('"')
@@ -143,9 +154,10 @@ def cases(source: str) -> Iterator[Case]:
             if found["case"]:
                 make = functools.partial(Case, template)
                 case = eval("tst(" + as_python(code).replace("\n", " "), _Names({**known, "tst": make}))
-                (shared if template == "template_path" else []).append(case)
-                if template != "template_path":
-                    yield case
+                if template == "template_path":
+                    shared.append(case)
+                else:
+                    yield from [case.of(path) for path in paths] if template == "path" else [case]
             else:
                 known[name] = eval("(" + as_python(code).replace("\n", " ") + ")", _Names(known))
         except Exception as error:
@@ -154,10 +166,7 @@ def cases(source: str) -> Iterator[Case]:
         if found["case"]:
             at = end
     for path in dict.fromkeys(called):
-        for case in shared:
-            copy = Case(path, case.text)
-            vars(copy).update({**vars(case), "template": path})
-            yield copy
+        yield from [case.of(path) for case in shared]
 
 
 class _Names(dict[str, Any]):
@@ -239,7 +248,8 @@ def check(case: Case, codec: ChatCodec) -> str:
         if case.kind == "continued":
             begun = case.options["messages"][-1]
             asked.append({"role": "assistant", "content": begun.content, "reasoning_content": begun.reasoning})
-            rendering = continued(codec, asked, tools=tools or None, variables=given)
+            what = "content" if "CONTENT" in str(case.options["continue_final_message"]) else "reasoning_content"
+            rendering = continued(codec, asked, what, tools=tools or None, variables=given)
         else:
             rendering = codec.render(asked, tools=tools or None, variables=given)
     except ChatTemplateError as error:
@@ -253,12 +263,20 @@ def check(case: Case, codec: ChatCodec) -> str:
     wanted = [(call[0], arguments(call[1])) for call in case.calls]
     if "NONE" in str(case.options.get("reasoning_format", "NONE")) and not case.reasoning:
         # the peer leaves reasoning in the content, with its markers
-        markers = [text for text in syntax_of(codec).markers if text]
+        markers = ["".join(codec.thought_markers(rendering)[:1]), *syntax_of(codec).markers]
+        markers = [text for text in markers if text]
         texts = [reasoning + content, case.content]
         texts = ["".join(re.sub("|".join(map(re.escape, markers)) or "(?!)", "", text).split()) for text in texts]
         same = texts[0] == texts[1]
     else:
-        same = (content.strip(), reasoning.strip()) == (case.content.strip(), case.reasoning.strip())
+        # the peer counts what the prompt has of the reasoning as the reply's
+        opens = (
+            rendering.prompt.rpartition("\n\n")[2].rpartition(">\n")[2]
+            if codec.opens_reasoning(rendering.prompt)
+            else ""
+        )
+        wanted_reasoning = case.reasoning.removeprefix(opens).strip()
+        same = (content.strip(), reasoning.strip()) == (case.content.strip(), wanted_reasoning)
     return (
         "" if same and made == wanted else f"{(content, reasoning, made)}\n  not {case.content, case.reasoning, wanted}"
     )

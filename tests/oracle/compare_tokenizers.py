@@ -24,15 +24,19 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import llama_cpp
 
 import gguf
 from llamacli import load_tokenizer
-from llamacli.testing.vocabularies import character_map
 from llamacli.tokenizer import Tokenizer
 from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
+from character_map import character_map
 
 _quiet = llama_cpp.llama_log_callback(lambda *_: None)
 

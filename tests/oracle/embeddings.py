@@ -1,13 +1,14 @@
 """Record llama.cpp's embeddings of a few tokens: `python -m oracle.embeddings`.
 
-With `--encoders`, those of models without logits instead; `--only` records some of them, and keeps the others.
+With `--encoders`, those of models without logits instead, with `--classifiers` the scores of rerankers; `--only`
+records some of them, and keeps the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ import tiny_variants
 from oracle.goldens import DIRECTORY, TOKENS
 
 GOLDEN, ENCODERS_GOLDEN = DIRECTORY / "embeddings.npz", DIRECTORY / "encoders.npz"
+CLASSIFIERS_GOLDEN = DIRECTORY / "classifiers.npz"
 VARIANTS = ("gqa", "tied", "moe_4_1", "gemma2", "gemma4", "gptoss_gqa", "phi3_gqa", "qwen2_output_bias", "qwen3_gqa")
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}
 """Numbers that llama.cpp and files have for them, by name."""
+RANK = {"rank": 4}
 
 
 def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
@@ -43,7 +46,8 @@ def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
     encodes = llama_cpp.llama_model_has_encoder(model)  # decoding would attend to earlier tokens only
     if (llama_cpp.llama_encode if encodes else llama_cpp.llama_decode)(context, batch):
         raise SystemExit(f"the peer does not embed with {path}")
-    n_embd = llama_cpp.llama_model_n_embd(model)
+    is_rank = pooling == RANK["rank"]
+    n_embd = (llama_cpp.llama_model_n_cls_out if is_rank else llama_cpp.llama_model_n_embd)(model)
     if pooling:
         vectors = np.array(llama_cpp.llama_get_embeddings_seq(context, 0)[:n_embd], np.float32)
     else:
@@ -55,17 +59,19 @@ def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
     return vectors
 
 
-def _record(golden: Path, variants: Iterable[str], only: Iterable[str]) -> None:
+def _record(golden: Path, variants: Iterable[str], only: Iterable[str], poolings: Mapping[str, int] = POOLINGS) -> None:
     import llama_cpp
 
     llama_cpp.llama_backend_init()
-    with np.load(golden) as recorded:
-        names = [f"{variant}-{name}" for variant in variants for name in POOLINGS]
-        vectors = {name: recorded[name] for name in names if name in recorded and only}
+    vectors = {}
+    if only:
+        with np.load(golden) as recorded:
+            names = [f"{variant}-{name}" for variant in variants for name in poolings]
+            vectors = {name: recorded[name] for name in names if name in recorded}
     with tempfile.TemporaryDirectory() as folder:
         for variant in only or variants:
             path = tiny_variants.write(Path(folder) / f"{variant}.gguf", variant)
-            for name, number in POOLINGS.items():
+            for name, number in poolings.items():
                 vectors[f"{variant}-{name}"] = _embed(path, number)
     np.savez_compressed(golden, **vectors)
 
@@ -73,9 +79,12 @@ def _record(golden: Path, variants: Iterable[str], only: Iterable[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--encoders", action="store_true")
+    parser.add_argument("--classifiers", action="store_true")
     parser.add_argument("--only", nargs="*", default=[], metavar="VARIANT")
     options = parser.parse_args()
     if options.encoders:
         _record(ENCODERS_GOLDEN, tiny_variants.ENCODERS, options.only)
+    elif options.classifiers:
+        _record(CLASSIFIERS_GOLDEN, tiny_variants.CLASSIFIERS, options.only, RANK)
     else:
         _record(GOLDEN, VARIANTS, options.only)

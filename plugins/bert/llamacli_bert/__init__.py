@@ -20,6 +20,8 @@ from llamacli.plugin import (
     TensorTable,
     Value,
     Weights,
+    add_classifier,
+    classifier_scores,
     gelu,
     hookimpl,
 )
@@ -80,6 +82,7 @@ class Bert(Architecture):
         if self.has_positions:
             table.add("position_embd", c.context_length, c.n_embd)
         table.add("token_embd_norm", c.n_embd, needs_bias=True)
+        add_classifier(table, c)
         for i in range(c.n_layer):
             block = table.block()
             block.add_fused(
@@ -110,6 +113,10 @@ class Bert(Architecture):
             x = self.attended(g, c, block, x)
             x = g.layer_norm(x + self.feed_forward(g, c, i, block, x), block.layer_output_norm, c.layer_norm_eps)
         return x
+
+    def classifier(self, g: Graph, config: BertConfig, weights: Weights) -> Value | None:
+        """Scores of a reranker's classes."""
+        return classifier_scores(g, config, weights, eps=config.layer_norm_eps)
 
     def attended(self, g: Graph, c: BertConfig, block: Params, x: Value) -> Value:
         """Normalised sum of a value and the attention to it."""

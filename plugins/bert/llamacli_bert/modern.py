@@ -21,7 +21,11 @@ from llamacli.plugin import (
     TensorTable,
     Value,
     Weights,
+    add_classifier,
+    classifier_scores,
+    gelu,
     hookimpl,
+    tanh,
 )
 
 LLAMACLI_API = 1
@@ -49,6 +53,7 @@ class _Encoder(Decoder):
     output = "none"
     may_have_bias: tuple[str, ...] = ()
     last_norm = "output_norm"
+    classified_by = staticmethod(tanh)
 
     def fields(self, metadata: Metadata) -> dict[str, Any]:
         """Fields of the configuration; causal attention is refused."""
@@ -63,6 +68,16 @@ class _Encoder(Decoder):
         for i, block in enumerate(w.blk):
             x = self.layer(g, c, w, i, block, x)
         return self.normed(g, c, x, w, self.last_norm)
+
+    def tensors(self, config: Any) -> TensorTable:
+        """The tensors of a file."""
+        table = super().tensors(config)
+        add_classifier(table, config)
+        return table
+
+    def classifier(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Scores of a reranker's classes."""
+        return classifier_scores(g, config, weights, self.classified_by, config.eps)
 
     def attention_options(self, c: Any, block: Params) -> dict[str, Any]:
         """Attention in both directions."""
@@ -97,6 +112,7 @@ class ModernBert(_FusedEncoder):
     norm = "layer_norm"
     period = 3
     full_first = True
+    classified_by = staticmethod(gelu)
 
     def window(self, metadata: Metadata, key: str) -> int:
         """Width of the window around a token; 0 for none."""
@@ -130,7 +146,9 @@ class ModernBert(_FusedEncoder):
         """Read the hyperparameters."""
         name = metadata.get_str(f"{self.name}.hidden_activation", default="gelu")
         activation = ACTIVATIONS.get(name, Activation.GEGLU)
-        return ModernBertConfig.from_gguf(metadata, **self.fields(metadata), activation=activation)
+        pooling = metadata.get_int(f"{self.name}.classifier.pooling_type", default=1, minimum=0, maximum=4)
+        fields = {**self.fields(metadata), "classifier_pooling": pooling}  # the mean, where files do not say
+        return ModernBertConfig.from_gguf(metadata, **fields, activation=activation)
 
     def gated_by(self, c: Any) -> Activation:
         """Activation of the network."""

@@ -18,7 +18,7 @@ from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
 from llamacli.tools.embedding import Embedder, load_embedder
 from llamacli_bert import Bert, NomicBert
-from tiny_bert import ENCODERS, INERT, write_bert
+from tiny_bert import CLASSIFIERS, ENCODERS, INERT, write_bert
 
 NAMES = ("bert", "nomic-bert")
 
@@ -40,7 +40,7 @@ def test_every_key_is_read(name: str, load: Any, caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
 
 
-@parametrize_with_checks([Bert(), NomicBert()], ENCODERS, inert=INERT, slow=pytest.mark.slow)
+@parametrize_with_checks([Bert(), NomicBert()], ENCODERS | CLASSIFIERS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 
@@ -54,7 +54,7 @@ def test_architecture(check: Check) -> None:
         ("attention.causal", True),
         ("attention.key_length", 8),
         ("attention.head_count_kv", 3),
-        ("pooling_type", 4),
+        ("pooling_type", 5),
     ],
 )
 def test_keys_are_named(name: str, key: str, value: object, load: Any) -> None:

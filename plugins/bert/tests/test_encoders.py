@@ -7,9 +7,9 @@ import pytest
 
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
-from tiny_encoders import ENCODERS, INERT, MODELS
+from tiny_encoders import CLASSIFIERS, ENCODERS, INERT, MODELS
 
 
-@parametrize_with_checks(MODELS, ENCODERS, inert=INERT, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, ENCODERS | CLASSIFIERS, inert=INERT, slow=pytest.mark.slow, brief=True)
 def test_architecture(check: Check) -> None:
     check()

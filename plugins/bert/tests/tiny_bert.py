@@ -100,3 +100,28 @@ ENCODERS = {name: (write_bert, options, 1e-5) for name, options in BERT.items()}
     name: (write_bert, {"architecture": "nomic-bert", **options}, 1e-8) for name, options in NOMIC.items()
 }
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name; it reads GELU from a table."""
+
+
+def head(*names: str, n_labels: int = 1, n_embd: int = 64) -> dict[str, np.ndarray]:
+    """Random tensors of a classifier head."""
+    square, rows = (n_embd, n_embd), (n_labels, n_embd)
+    shapes = {"cls.weight": square, "cls.bias": square[:1], "cls.norm.weight": square[:1]}
+    shapes |= {"cls.output.weight": rows, "cls.output.bias": rows[:1]}
+    if "cls.output.weight" not in names:
+        shapes |= {"cls.weight": rows, "cls.bias": rows[:1]}
+    return {name: random_tensor("head", name, shapes[name], "F32")[0] for name in names}
+
+
+RANK = {"pooling": 4}
+LABELS = ["first", "second", "third"]
+CLASSIFIERS = {
+    "bert_rank": (write_bert, RANK | {"tensors": head("cls.weight", "cls.bias", "cls.output.weight")}, 1e-5),
+    "bert_classes": (
+        write_bert,
+        RANK
+        | {"tensors": head("cls.output.weight", "cls.output.bias", n_labels=3)}
+        | {"metadata": {"bert.classifier.output_labels": LABELS}},
+        1e-5,
+    ),
+}
+"""Encoders with a classifier head, as `ENCODERS`."""

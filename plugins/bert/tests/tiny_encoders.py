@@ -7,6 +7,7 @@ import numpy as np
 from llamacli.testing import write_architecture
 from llamacli_bert.later import JinaBert2, JinaBert3, NomicBertMoe
 from llamacli_bert.modern import EuroBert, LlamaEmbed, ModernBert, NeoBert
+from tiny_bert import head
 
 _COMMON = {"attention.causal": False, "pooling_type": 1, "context_length": 64}
 _PLAIN_HEADS = _COMMON | {"attention.head_count_kv": 4}
@@ -59,3 +60,20 @@ ENCODERS = {
     for name, keys in models.items()
 }
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+_HEADS = {
+    "jina_bert_v2_ungated": head("cls.weight", "cls.bias"),
+    "modern_bert_full": head("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
+    "neo_bert": head("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"),
+}
+
+
+def _classifier(name: str, tensors: dict[str, np.ndarray]) -> tuple[Any, dict[str, Any], float]:
+    write, options, exact = ENCODERS[name]
+    keys = options["keys"] | {"pooling_type": 4}
+    bound = 1e-4 if "modern" in name else max(exact, 1e-5)  # GELU in the head, of one small score
+    return write, options | {"keys": keys, "tensors": options.get("tensors", {}) | tensors}, bound
+
+
+CLASSIFIERS = {f"{name}_rank": _classifier(name, tensors) for name, tensors in _HEADS.items()}
+"""Encoders with a classifier head, as `ENCODERS`."""

@@ -10,7 +10,7 @@ from llamacli_gemma.gemma3n import Gemma3n
 from llamacli_gemma.gemma4 import Gemma4
 
 LLAMACLI_API = 1
-LLAMACLI_KERNEL_API = 1
+LLAMACLI_KERNEL_API = 2
 
 
 @hookimpl

@@ -29,13 +29,12 @@ from llamacli.plugin import (
     expect,
     f32,
     record,
-    stride,
 )
 
 if TYPE_CHECKING:
     from llamacli.plugin import Kernel
 
-PREDICT = record("streams", "n_streams", "own", "stride", "coefs", "coef_stride", "out", "width")
+PREDICT = record("streams", "n_streams", "own", "stride", "coefs", "coefs_stride", "out", "width")
 """`streams` is the address of the streams' addresses, `coefs` that of the first factor; `own` is the number of the
 stream that is predicted."""
 
@@ -64,16 +63,8 @@ class PredictStream(Op):
         """See Op."""
         streams, coefs, out = [f32(stream) for stream in self.streams], f32(self.coefs), f32(self.out)
         to.step(
-            predict_kernel(),
-            PREDICT,
-            [*streams, coefs],
-            [out],
-            lambda at: {
-                "streams": np.array([at(stream).ctypes.data for stream in streams], np.int64),
-                "n_streams": len(streams), "own": self.own, "stride": stride(at(out)),
-                "coefs": at(coefs)[:, self.own * len(streams) :], "coef_stride": stride(at(coefs)), "out": at(out),
-                "width": out.width,
-            },
+            predict_kernel(), PREDICT, streams=streams, n_streams=len(streams), own=self.own,
+            coefs=coefs.columns(self.own * len(streams)), out=out, width=out.width,
             work_unit=ACTIVATION_BLOCK,
         )  # fmt: skip
 
@@ -121,14 +112,7 @@ class MatchMagnitude(Op):
     def lower(self, to: Lowering) -> None:
         """See Op."""
         x, like, out = f32(self.x), f32(self.like), f32(self.out)
-        to.step(
-            match_kernel(),
-            MATCH,
-            [x, like],
-            [out],
-            lambda at: {"x": at(x), "like": at(like), "out": at(out), "stride": stride(at(x)), "width": x.width},
-            work_unit=x.width,
-        )
+        to.step(match_kernel(), MATCH, x=x, like=like, out=out, width=x.width, work_unit=x.width)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
@@ -184,7 +168,7 @@ def predict_kernel() -> Kernel:
         first, last = share((r.n_rows - r.first_row) * n_blocks, thread, n_threads)
         for unit in range(first, last):
             row = r.first_row + unit // n_blocks
-            coefs = a.coefs + row * a.coef_stride
+            coefs = a.coefs + row * a.coefs_stride
             start = row * a.stride + 4 * ACTIVATION_BLOCK * (unit % n_blocks)
             for at in range(start, start + 4 * ACTIVATION_BLOCK, 4 * LANES):
                 total = simd.load(streams[a.own] + at)

@@ -1,7 +1,6 @@
 """Chat templates of the family, and Gemma 4's syntax of replies."""
 
-from llamacli.plugin import Calls, ChatFormat, Span, Spans, TemplateInfo
-from llamacli_gemma.calls import call_grammar, written_calls
+from llamacli.plugin import Calls, ChatFormat, Literals, NamedCall, Notation, Span, Spans, TemplateInfo
 
 TURNS = """\
 {{- bos_token -}}
@@ -128,6 +127,10 @@ GEMMA_4 = """\
 """
 
 
+CALLS = Notation(NamedCall("call:", arguments=Literals(quotes=('<|"|>', '"'), bare=True, is_sorted=True)))
+"""Calls with unquoted keys, `call:f{x:1,y:<|"|>a<|"|>}`."""
+
+
 def _is(info: TemplateInfo, *architectures: str) -> bool:
     return info.metadata.get_str("general.architecture", "") in architectures
 
@@ -141,7 +144,7 @@ FORMATS = (
         syntax=Spans(
             reasoning=Span("<|channel>thought", "<channel|>"),
             dropped=("<|channel>", "<channel|>"),
-            calls=Calls("<|tool_call>", "<tool_call|>", written_calls, grammar=call_grammar),
+            calls=Calls("<|tool_call>", "<tool_call|>", CALLS),
         ),
     ),
     ChatFormat(

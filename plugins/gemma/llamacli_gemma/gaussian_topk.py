@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.plugin import (
-    RUN,
-    Array,
-    Lowering,
-    MakeParam,
-    Op,
-    Recorder,
-    Run,
-    Value,
-    columns,
-    expect,
-    f32,
-    record,
-    stride,
-)
+from llamacli.plugin import RUN, Array, Lowering, MakeParam, Op, Recorder, Run, Value, columns, expect, f32, record
 
 if TYPE_CHECKING:
     from llamacli.plugin import Kernel
@@ -53,14 +39,7 @@ class GaussianTopK(Op):
     def lower(self, to: Lowering) -> None:
         """See Op."""
         x, out = f32(self.x), f32(self.out)
-        to.step(
-            gaussian_topk_kernel(),
-            TOP_K,
-            [x],
-            [out],
-            lambda at: {"x": at(x), "out": at(out), "stride": stride(at(x)), "width": x.width, "z": self.z},
-            work_unit=x.width,
-        )
+        to.step(gaussian_topk_kernel(), TOP_K, x=x, out=out, width=x.width, z=self.z, work_unit=x.width)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:

@@ -15,8 +15,7 @@ from llamacli.gguf import Metadata
 from llamacli.sampling import SamplingParams, build_chain
 from llamacli.testing.vocabularies import CONTROL, USER_DEFINED, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
-from llamacli_gemma.calls import written_calls
-from llamacli_gemma.chat import FORMATS
+from llamacli_gemma.chat import CALLS, FORMATS
 
 TEXTS = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 Q = '<|"|>'
@@ -76,15 +75,15 @@ def allows(codec: ChatCodec) -> Callable[..., bool]:
     ],
 )
 def test_calls(written: str, arguments: dict[str, Any]) -> None:
-    assert written_calls(f"call:some_tool-1.x{written}") == [ToolCall("some_tool-1.x", arguments)]
+    assert CALLS(f"call:some_tool-1.x{written}") == [ToolCall("some_tool-1.x", arguments)]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "call:", "call:f", "call:f{", "call:f{a}", "call:f{a:}", 'call:f{a:<|"|>x}', "f{}"]
+    "text", ["", "call:", "call:f", "call:f{", "call:f{a}", "call:f{a:}", 'call:f{a:<|"|>x}', "call:f{}x"]
 )
 def test_malformed_calls_are_ignored(text: str) -> None:
     with pytest.raises(ValueError):
-        written_calls(text)
+        CALLS(text)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_malformed_calls_are_ignored(text: str) -> None:
 )
 def test_forced_calls_follow_the_schema(arguments: str, allows: Callable[..., bool]) -> None:
     assert allows(PARAMETERS, arguments)
-    (call,) = written_calls(f"call:go.to-1{arguments}")
+    (call,) = CALLS(f"call:go.to-1{arguments}")
     assert set(call.arguments) <= set(PARAMETERS["properties"])
 
 
@@ -152,7 +151,7 @@ def test_schemas(schema: Any, good: list[str], bad: list[str], allows: Callable[
     assert [text for text in good if not allows(schema, text)] == []
     assert [text for text in bad if allows(schema, text)] == []
     for text in good:
-        written_calls(f"call:go.to-1{text}")
+        CALLS(f"call:go.to-1{text}")
 
 
 def test_reference_to_nothing(codec: ChatCodec) -> None:
@@ -176,7 +175,7 @@ def test_calls_as_the_template_writes_them_are_allowed(codec: ChatCodec, allows:
             codec.template.render(messages).text.partition("<|tool_call>call:go.to-1")[2].partition("<tool_call|>")[0]
         )
         assert allows(schema, text), (schema, text)
-        assert written_calls(f"call:go.to-1{text}") == [ToolCall("go.to-1", arguments)]
+        assert CALLS(f"call:go.to-1{text}") == [ToolCall("go.to-1", arguments)]
 
 
 def _value(draw: random.Random, depth: int) -> tuple[dict[str, Any], Any]:

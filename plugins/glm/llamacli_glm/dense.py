@@ -14,7 +14,6 @@ from llamacli.plugin import (
     Config,
     Graph,
     Metadata,
-    ModelFormatError,
     Params,
     Rope,
     TensorTable,
@@ -125,13 +124,8 @@ class Glm4(ChatGlm):
     name = "glm4"
 
     def configure(self, metadata: Metadata) -> GlmConfig:
-        """Read the hyperparameters.
-
-        Models for images store Q and K so that RoPE rotates halves of heads.
-        """
-        common = Config.from_gguf(metadata)
-        interleaved = not has_image_positions(metadata, self.name)
-        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=interleaved)
+        """Read the hyperparameters."""
+        rope = read_rope(metadata, self.name, Config.from_gguf(metadata).head_dim, interleaved=True)
         return GlmConfig.from_gguf(metadata, rope=rope, **layers(metadata, self.name))
 
     def add_block(self, block: TensorTable, c: GlmConfig, i: int) -> None:
@@ -153,17 +147,17 @@ def layers(metadata: Metadata, architecture: str) -> dict[str, int]:
     return {"n_layer": n_blocks - n_nextn, "n_nextn": n_nextn}
 
 
-def has_image_positions(metadata: Metadata, architecture: str) -> bool:
-    """True if RoPE has sections for time, height and width.
+def read_rope(metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
+    """Read the keys of RoPE.
 
-    The three positions of a text token are equal, so that sections change nothing. A fourth section has position 0,
-    which is refused.
+    Models for images have sections for time, height and width (M-RoPE), and store Q and K so that halves of heads are
+    rotated; others may be `interleaved`. Raises ModelFormatError naming the key at fault.
     """
-    key = f"{architecture}.rope.dimension_sections"
-    sections = metadata.get_ints(key, 4, default=(0, 0, 0, 0), minimum=0)
-    sectioned = sections[0] > 0 and sections[1] > 0
-    if sectioned and sections[3]:
-        raise ModelFormatError(
-            f"{metadata.source}: {key} = {list(sections)} has a fourth section; this is not supported"
-        )
-    return sectioned
+    sections = metadata.get_ints(
+        f"{architecture}.rope.dimension_sections", 4, default=(0, 0, 0, 0), minimum=0, maximum=head_dim
+    )
+    if not (sections[0] and sections[1]):
+        return Rope.from_gguf(metadata, architecture, head_dim, interleaved=interleaved)
+    rope = Rope.from_gguf(metadata, architecture, head_dim, interleaved=False)
+    components = [i for i in range(4) for _ in range(sections[i])]
+    return attrs.evolve(rope, components=tuple(components[i % len(components)] for i in range(rope.n_dims // 2)))

@@ -10,7 +10,6 @@ from llamacli.plugin import (
     Graph,
     Metadata,
     Params,
-    Rope,
     Scoring,
     TensorTable,
     Value,
@@ -19,7 +18,7 @@ from llamacli.plugin import (
     experts_and_shared,
     network,
 )
-from llamacli_glm.dense import ChatGlm, GlmConfig, has_image_positions, layers
+from llamacli_glm.dense import ChatGlm, GlmConfig, layers, read_rope
 
 
 class Glm4Moe(ChatGlm):
@@ -37,12 +36,11 @@ class Glm4Moe(ChatGlm):
         number("expert_used_count", minimum=1)
         for key in ("expert_group_count", "expert_group_used_count"):
             number(key, default=1, minimum=0, maximum=1)
-        has_image_positions(metadata, self.name)
         common = Config.from_gguf(metadata)
         n_ff_expert = number("expert_feed_forward_length", minimum=1, maximum=1 << 24)
         return GlmConfig.from_gguf(
             metadata,
-            rope=Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False),
+            rope=read_rope(metadata, self.name, common.head_dim, interleaved=False),
             n_dense=number("leading_dense_block_count", default=0, minimum=0),
             n_ff_expert=n_ff_expert,
             n_ff_shared=n_ff_expert * number("expert_shared_count", minimum=1, maximum=1 << 10),

@@ -149,6 +149,7 @@ GLM: dict[str, dict[str, Any]] = {
     "glm4_head_dim": {"head_dim": 32},
     "glm4_full_rope": {"n_rot": 16} | _keys("glm4", **_YARN),
     "glm4_sections": _keys("glm4", rope__dimension_sections=[2, 1, 1, 0]),
+    "glm4_four_sections": _keys("glm4", rope__dimension_sections=[1, 1, 1, 1]),
     "glm4_nextn": {"n_nextn": 1},
     "glm4_q8_0": {"type": "Q8_0"},
     "glm4_q4_k": _WIDE,

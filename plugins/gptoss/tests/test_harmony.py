@@ -10,9 +10,9 @@ import pytest
 
 from llamacli import ChatTemplateError, Model, Session, load_model
 from llamacli.chat import environment
+from llamacli.chat.channels import HARMONY
 from llamacli.chat.formats import choose
 from llamacli.chat.messages import Message, ToolCall
-from llamacli.chat.syntax import HARMONY
 from llamacli.chat.template import ChatTemplate
 from llamacli.engine import ReferenceEngine
 from llamacli.gguf import Metadata

@@ -1,9 +1,23 @@
 """Chat template of the family for files without one, and tool calls."""
 
-import ast
-import json
+from collections.abc import Sequence
 
-from llamacli.plugin import THINK, Calls, ChatFormat, Schemas, Spans, TemplateInfo, ToolCall, json_calls
+import attrs
+
+from llamacli.plugin import (
+    THINK,
+    CallReading,
+    Calls,
+    CallText,
+    ChatFormat,
+    JsonCall,
+    Literals,
+    NamedCall,
+    Notation,
+    Schemas,
+    Spans,
+    TemplateInfo,
+)
 
 LFM2 = """\
 {{- bos_token -}}
@@ -38,43 +52,23 @@ LFM2 = """\
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
 
-_JSON_NAMES = {"true": True, "false": False, "null": None}
+PYTHON = Literals("(", ")", "=", ("'", '"'), bare=True, nested=Literals(quotes=("'", '"')))
+"""Arguments in Python's notation, `(x=1, y='a')`; true, false and null count too."""
 
 
-def python_calls(text: str, schemas: Schemas | None = None) -> list[ToolCall]:
-    """Parse tool calls in Python's notation, `[f(x=1), g()]`, or in JSON.
+@attrs.frozen
+class LfmCall(NamedCall):
+    """Call in Python's notation, or in JSON."""
 
-    Arguments are literals that JSON can express, given by name; true, false and null count too. Raises ValueError for
-    anything else.
-    """
-    if text.lstrip().startswith(("{", "[{")):
-        return json_calls(text, schemas)
-    try:
-        parsed = ast.parse(text.strip(), mode="eval").body
-        calls = [_call(call) for call in (parsed.elts if isinstance(parsed, ast.List) else [parsed])]
-    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError) as error:  # the last two: deep nesting
-        raise ValueError(f"{text[:80]!r} is not a tool call") from error
-    if not calls:
-        raise ValueError("no tool call")
-    return calls
+    def read(self, source: CallText, schemas: Schemas, follows: Sequence[str] = ()) -> CallReading:
+        """Parse the next call."""
+        yield from source.space()
+        own = JsonCall().read if source.next == "{" else super().read
+        yield from own(source, schemas, follows)
 
 
-def _call(call: ast.expr) -> ToolCall:
-    """Tool call of `name(key=value, ...)`; names may have dots."""
-    if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
-        raise ValueError("not a call of a name with arguments by name")
-    if any(keyword.arg is None for keyword in call.keywords):
-        raise ValueError("an argument without a name")
-    values = {keyword.arg: ast.literal_eval(_JsonNames().visit(keyword.value)) for keyword in call.keywords}
-    return ToolCall(ast.unparse(call.func), json.loads(json.dumps(values, allow_nan=False)))
-
-
-class _JsonNames(ast.NodeTransformer):
-    """Replace the names true, false and null by their values."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace one name."""
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+CALLS = Notation(LfmCall(arguments=PYTHON), "[", ", ", "]")
+"""Calls in a list, `[f(x=1), g()]`."""
 
 
 def _is_lfm(info: TemplateInfo) -> bool:
@@ -90,7 +84,7 @@ FORMATS = (
         matches=lambda info: _is_lfm(info) and info.has_tokens("<|tool_call_start|>", *_TURNS),
         template=LFM2,
         tokens=_TURNS,
-        syntax=Spans(THINK, Calls("<|tool_call_start|>", "<|tool_call_end|>", python_calls)),
+        syntax=Spans(THINK, Calls("<|tool_call_start|>", "<|tool_call_end|>", CALLS)),
     ),
 )
 """Calls are of this form in files with a template of their own too."""

@@ -10,7 +10,7 @@ from llamacli.gguf import Metadata
 from llamacli.testing.chats import BOS, EOS, TOOLS
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
-from llamacli_lfm.chat import FORMATS, python_calls
+from llamacli_lfm.chat import CALLS, FORMATS
 
 TOKENS = ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
 SYSTEM, USER, ANSWER = (
@@ -85,17 +85,27 @@ def test_replies_of_files_with_a_template_too() -> None:
     ],
 )
 def test_calls(text: str, calls: list[ToolCall]) -> None:
-    assert python_calls(text, {}) == calls
+    assert CALLS(text) == calls
 
 
-INVALID = ("", "[]", "[f(", "[f(1)]", "[f(**x)]", "[f(x=y)]", "[f(x=g())]", "[1]", "[f()()]", "\0", "-" * 100000 + "1")
+INVALID = ("", "[]", "[f(", "[f(1)]", "[f(**x)]", "[f(x=y)]", "[f(x=g())]", "[f()()]", "\0", "-" * 100000 + "1")
 NOT_JSON = ("f(x={1})", "f(x=1j)", "f(x=b'')", "f(x={[]: 1})", "f(x=1e999)")
+
+
+QUOTED = ("it's", "'d'", 'say "no"', "a\nb", "x = 'y'\n", "", "\\t", "\x07", "é ☃")
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_quotes_within_strings(text: str) -> None:
+    assert CALLS(f"[f(x={text!r}, y=1)]") == [ToolCall("f", {"x": text, "y": 1})]
+    if "\\" not in repr(text).replace("\\n", ""):
+        assert CALLS(f"[f(x='{text}', y=1)]") == [ToolCall("f", {"x": text, "y": 1})]
 
 
 @pytest.mark.parametrize("text", [*INVALID, *NOT_JSON])
 def test_invalid_calls(text: str) -> None:
     with pytest.raises(ValueError, match="tool call"):
-        python_calls(text, {})
+        CALLS(text)
 
 
 def test_other_formats_are_not_detected() -> None:

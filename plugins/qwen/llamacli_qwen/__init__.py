@@ -7,7 +7,20 @@ keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL
 
 import attrs
 
-from llamacli.plugin import Architecture, Config, Graph, Metadata, Params, Rope, TensorTable, Value, Weights, hookimpl
+from llamacli.plugin import (
+    Architecture,
+    Config,
+    Graph,
+    Metadata,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Weights,
+    add_classifier,
+    classifier_scores,
+    hookimpl,
+)
 from llamacli_qwen.chat import FORMATS
 from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
 from llamacli_qwen.mrope import read_mrope
@@ -91,9 +104,23 @@ class Qwen2(Architecture):
 
 
 class Qwen3(Qwen2):
-    """`general.architecture = qwen3`: normalised queries and keys per head."""
+    """`general.architecture = qwen3`: normalised queries and keys per head.
+
+    Qwen3-Reranker has an output layer of two rows besides, for yes and no.
+    """
 
     name = "qwen3"
+    classifier_softmax = True
+
+    def tensors(self, config: QwenConfig) -> TensorTable:
+        """The tensors of a file."""
+        table = super().tensors(config)
+        add_classifier(table, config)
+        return table
+
+    def classifier(self, g: Graph, config: QwenConfig, weights: Weights) -> Value | None:
+        """Probabilities of a reranker's answers."""
+        return classifier_scores(g, config, weights)
 
     def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
         """Projections of one block, and the norms of queries and keys."""

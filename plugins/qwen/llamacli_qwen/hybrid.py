@@ -244,7 +244,8 @@ class Qwen35(Architecture):
         For each head, S = decay S + beta k (v - decay S^T k)^T.
         """
         d = c.delta
-        mixed = g.map(g.short_conv(g.linear(h, block.attn_qkv), block.ssm_conv1d), silu)
+        mixed, gate = self.delta_net_inputs(g, c, block, h)
+        mixed = g.map(g.short_conv(mixed, block.ssm_conv1d), silu)
         q, k = (_l2_norm(g, g.columns(mixed, first, d.n_k), c.rms_eps, d.head_dim) for first in (0, d.n_k))
         v = g.columns(mixed, 2 * d.n_k, d.n_v)
         beta, alpha = self.beta_alpha(g, c, block, h)
@@ -254,7 +255,11 @@ class Qwen35(Architecture):
             scale=d.head_dim**-0.5, shared=self.shared,
         )  # fmt: skip
         normed = g.rms_norm(out, block.ssm_norm, c.rms_eps, d.head_dim)
-        return g.linear(g.swiglu(g.linear(h, block.attn_gate), normed), block.ssm_out)
+        return g.linear(g.swiglu(gate, normed), block.ssm_out)
+
+    def delta_net_inputs(self, g: Graph, c: HybridConfig, block: Params, h: Value) -> tuple[Value, Value]:
+        """Queries, keys and values side by side, and the output's gate."""
+        return g.linear(h, block.attn_qkv), g.linear(h, block.attn_gate)
 
     def beta_alpha(self, g: Graph, c: HybridConfig, block: Params, h: Value) -> tuple[Value, Value]:
         """Step size and decay of each head, before sigmoid and softplus."""
@@ -278,7 +283,10 @@ class Qwen35Moe(Qwen35):
 
 
 class Qwen3Next(Qwen35Moe):
-    """`general.architecture = qwen3next`: ordinary RoPE, step size and decay in one."""
+    """`general.architecture = qwen3next`: ordinary RoPE, step size and decay in one.
+
+    Files of the first converters have queries, keys, values and gates in one too, `ssm_in`.
+    """
 
     name = "qwen3next"
     shared = "blocks"
@@ -286,6 +294,23 @@ class Qwen3Next(Qwen35Moe):
     def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
         """Read RoPE over a part of each head."""
         return Rope.from_gguf(metadata, self.name, head_dim, interleaved=False)
+
+    def add_delta_net(self, block: TensorTable, c: HybridConfig) -> None:
+        """Projections, convolution and decay of a gated delta net."""
+        super().add_delta_net(block, c)
+        block.add("ssm_in", 2 * c.delta.n_k + 2 * c.delta.n_v, c.n_embd)
+        block.choose(["attn_qkv", "attn_gate"], ["ssm_in"])
+
+    def delta_net_inputs(self, g: Graph, c: HybridConfig, block: Params, h: Value) -> tuple[Value, Value]:
+        """Queries, keys and values side by side, and the output's gate."""
+        if not block.ssm_in:
+            return super().delta_net_inputs(g, c, block, h)
+        mixed, n_k, n_v = g.linear(h, block.ssm_in), c.delta.head_dim, c.delta.n_v // c.delta.n_head_k
+        q, k, v, gate = (
+            g.columns(mixed, first, width, of=2 * n_k + 2 * n_v)  # of a head of keys
+            for first, width in ((0, n_k), (n_k, n_k), (2 * n_k, n_v), (2 * n_k + n_v, n_v))
+        )
+        return g.concat(g.concat(q, k), v), gate
 
     def add_beta_alpha(self, block: TensorTable, c: HybridConfig) -> None:
         """Projection to the step size and the decay, by head of keys."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llamacli.testing import HuggingFaceModel
-from llamacli.testing.models import write_model
+from llamacli.testing.models import random_tensor, write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
 
@@ -177,3 +177,22 @@ TRANSFORMERS = {
     "qwen3moe": [HuggingFaceModel("qwen3_moe", {"num_experts": 8, "norm_topk_prob": True})],
 }
 """Models of transformers by architecture."""
+
+RERANK = "<|im_start|>user\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+
+CLASSIFIERS = {
+    "qwen3_rank": (
+        write_qwen,
+        {
+            "architecture": "qwen3",
+            "tensors": {"cls.output.weight": random_tensor("head", "cls.output.weight", (2, 64), "F32")[0]},
+            "metadata": {
+                "qwen3.pooling_type": 4,
+                "qwen3.classifier.output_labels": ["yes", "no"],
+                "tokenizer.chat_template.rerank": RERANK,
+            },
+        },
+        1e-9,
+    ),
+}
+"""Qwen3-Reranker: a classifier head of two rows, as `VARIANTS`."""

@@ -31,14 +31,16 @@ def write_qwen_hybrid(
     interval: int | None = 2,
     tied: bool = False,
     fused: bool = False,
+    legacy: bool = False,
     metadata: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Path:
     """Write a model of one of the architectures; return its path.
 
     Every `interval`-th layer has attention, over heads of which `n_rot` numbers are rotated. A gated delta net has
-    `n_head_k` heads of queries and keys and `n_head_v` of values, `state` wide. `fused` stores gates and ups of experts
-    as one. `n_nextn` of the layers are multi-token prediction blocks. The rest is as in `write_model`.
+    `n_head_k` heads of queries and keys and `n_head_v` of values, `state` wide. `fused` stores gates and ups of
+    experts as one, `legacy` all inputs of delta nets but the step size and decay. `n_nextn` of the layers are
+    multi-token prediction blocks. The rest is as in `write_model`.
     """
     moe = architecture != "qwen35"
     n_vocab, n_k, n_v = vocabulary_size(tokenizer), n_head_k * state, n_head_v * state
@@ -96,6 +98,9 @@ def write_qwen_hybrid(
                 "ssm_norm.weight": (state,),
                 "ssm_out.weight": (n_embd, n_v),
             }
+            if legacy:
+                block["ssm_in.weight"] = (2 * n_k + 2 * n_v, n_embd)
+                del block["attn_qkv.weight"], block["attn_gate.weight"]
             if architecture == "qwen3next":
                 block["ssm_ba.weight"] = (2 * n_head_v, n_embd)
             else:
@@ -146,6 +151,7 @@ QWEN_HYBRID: dict[str, dict[str, Any]] = {
     "qwen35moe_q4_k": _MOE | _WIDE | _WIDE_EXPERTS | {"type": "Q4_K"},
     "qwen3next": _NEXT,
     "qwen3next_three_value_heads": _NEXT | {"n_head_k": 2, "n_head_v": 6, "tied": True},
+    "qwen3next_legacy": _NEXT | {"legacy": True, "n_head_k": 2, "n_head_v": 6},
     "qwen3next_q8_0": _NEXT | {"type": "Q8_0", "n_layer": 2, "n_expert": 4, "n_expert_used": 4},
     "qwen3next_q4_k": _NEXT | _WIDE | _WIDE_EXPERTS | {"type": "Q4_K"},
 }  # fmt: skip

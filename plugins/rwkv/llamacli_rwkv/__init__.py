@@ -27,7 +27,7 @@ from llamacli_rwkv.chat import FORMATS
 from llamacli_rwkv.dot import dot
 
 LLAMACLI_API = 1
-LLAMACLI_KERNEL_API = 1
+LLAMACLI_KERNEL_API = 2
 
 _GROUP_NORM_EPS = 64e-5
 _LENGTH_EPS = 1e-12

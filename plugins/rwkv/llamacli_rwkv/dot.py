@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.plugin import RUN, Array, Lowering, MakeParam, Op, Recorder, Run, Value, expect, f32, record, stride
+from llamacli.plugin import RUN, Array, Lowering, MakeParam, Op, Recorder, Run, Value, expect, f32, record
 
 if TYPE_CHECKING:
     from llamacli.plugin import Kernel
@@ -36,14 +36,7 @@ class Dot(Op):
         """See Op."""
         a, b, out = f32(self.a), f32(self.b), f32(self.out)
         to.step(
-            dot_kernel(),
-            DOT,
-            [a, b],
-            [out],
-            lambda at: {
-                "a": at(a), "b": at(b), "out": at(out), "stride": stride(at(a)), "out_stride": stride(at(out)),
-                "n_heads": self.out.width, "head_dim": self.head_dim,
-            },
+            dot_kernel(), DOT, a=a, b=b, out=out, n_heads=self.out.width, head_dim=self.head_dim,
             work=float(self.a.width),
         )  # fmt: skip
 

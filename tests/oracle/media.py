@@ -1,0 +1,93 @@
+"""Record llama.cpp's embeddings of pictures, and logits around them: `python -m oracle.media`.
+
+See `media_cases`. Each case is recorded with float32 weights: the ids and rows of a text with a picture in it, as
+mtmd divides and encodes them, and the logits of its tokens behind the picture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamacli.testing.peer import Peer
+from media_cases import CASES, PICTURES, drawn, write_mmproj, write_text
+from oracle.goldens import DIRECTORY, sha256
+
+PATH = DIRECTORY / "media.npz"
+N_CTX = 1024
+BEFORE, AFTER = "Look: ", " What is it?"
+
+
+def chunks(mtmd: Any, context: Any, picture: np.ndarray) -> tuple[Any, list[Any]]:
+    """Chunks of the text around a picture, and their owner."""
+    height, width = picture.shape[:2]
+    data = (ctypes.c_uint8 * picture.size).from_buffer_copy(picture.tobytes())
+    bitmap = mtmd.mtmd_bitmap_init(width, height, data)
+    text = f"{BEFORE}{mtmd.mtmd_default_marker().decode()}{AFTER}".encode()
+    given = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=False, parse_special=True)
+    owner = mtmd.mtmd_input_chunks_init()
+    bitmaps = (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap)
+    if mtmd.mtmd_tokenize(context, owner, ctypes.byref(given), bitmaps, 1):
+        raise SystemExit("the peer does not divide the text")
+    return owner, [mtmd.mtmd_input_chunks_get(owner, i) for i in range(mtmd.mtmd_input_chunks_size(owner))]
+
+
+def record(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """Arrays of a case: ids (-1 for rows), rows, logits."""
+    from llama_cpp import mtmd_cpp as mtmd
+
+    text, mmproj = write_text(folder / "text.gguf", name), write_mmproj(folder / "mmproj.gguf", name)
+    arrays = {f"{name} sha256": np.array(sha256(mmproj)), f"{name} text sha256": np.array(sha256(text))}
+    with Peer(text, N_CTX) as peer:
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu, params.n_threads, params.warmup = False, 2, False
+        params.flash_attn_type = 0
+        context = mtmd.mtmd_init_from_file(str(mmproj).encode(), peer._model, params)
+        if not context:
+            raise SystemExit(f"the peer refuses {mmproj}")
+        for picture, size in PICTURES.items():
+            peer.clear()
+            owner, parts = chunks(mtmd, context, drawn(*size))
+            ids, rows, logits = [], [], []
+            for part in parts:
+                n = mtmd.mtmd_input_chunk_get_n_tokens(part)
+                if mtmd.mtmd_input_chunk_get_type(part) == 0:
+                    count = ctypes.c_size_t()
+                    tokens = mtmd.mtmd_input_chunk_get_tokens_text(part, ctypes.byref(count))[:n]
+                    ids += tokens
+                    logits = [peer.eval(tokens)]
+                    continue
+                if mtmd.mtmd_encode_chunk(context, part):
+                    raise SystemExit("the peer does not encode the picture")
+                values = np.ctypeslib.as_array(
+                    ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float)), (n, peer.n_embd)
+                ).copy()
+                ids += [-1] * n
+                rows.append(values)
+                peer.set_causal(not mtmd.mtmd_decode_use_non_causal(context, part))
+                peer.eval_embeddings(values, None)
+                peer.set_causal(True)
+            mtmd.mtmd_input_chunks_free(owner)
+            arrays[f"{name} {picture} ids"] = np.array(ids, np.int32)
+            arrays[f"{name} {picture} rows"] = np.concatenate(rows)
+            arrays[f"{name} {picture} logits"] = np.concatenate(logits)
+            print(name, picture, len(ids), len(arrays[f"{name} {picture} rows"]))
+        mtmd.mtmd_free(context)
+    return arrays
+
+
+def main() -> None:
+    """Record all cases."""
+    arrays: dict[str, np.ndarray] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CASES:
+            arrays |= record(Path(folder), name)
+    np.savez_compressed(PATH, **arrays)
+
+
+if __name__ == "__main__":
+    main()
