@@ -21,7 +21,7 @@ from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.embedding import load_embedder, pooling_of
+from llamacli.tools.embedding import Pooler, load_embedder
 from sessions import LONG
 
 PARAMS = SamplingParams(temperature=1.5, n_probs=1)
@@ -148,16 +148,30 @@ def test_embeddings_equal_those_of_a_model_loaded_for_them(
     with load_embedder(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine) as embedder:
         expected = [embedder.embed(prompt).tolist() for prompt in prompts]
     model = load_tiny(variant)
-    one = Scheduler(model, EngineSettings(step_ms=0.2), pooling=pooling_of(model))
+    one = Scheduler(model, EngineSettings(step_ms=0.2), pooling=Pooler.of(model))
     assert vectors(one, prompts) == expected
     one.close()
     assert one.memory.pool.n_used_bytes == 0
 
 
+@pytest.mark.parametrize("variant", ["bert_classes", "qwen3_rank"])
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_scores_equal_those_of_a_reranker(
+    variant: str, load_tiny: LoadTiny, tiny_gguf: TinyGguf, plugins: Plugins, engine: Engine
+) -> None:
+    prompts = [LONG[:n] for n in (1, 30, 17, 60)]
+    with load_embedder(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine) as embedder:
+        expected = [embedder.classify(prompt) for prompt in prompts]
+    model = load_tiny(variant)
+    one = Scheduler(model, EngineSettings(step_ms=0.2), pooling=Pooler.of(model))
+    assert vectors(one, prompts) == expected
+    one.close()
+
+
 @pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
 def test_encoders_generate_no_text_and_take_a_batch_at_most(load_tiny: LoadTiny) -> None:
     model = load_tiny("bert")
-    one = Scheduler(model, EngineSettings(), pooling=pooling_of(model))
+    one = Scheduler(model, EngineSettings(), pooling=Pooler.of(model))
     with pytest.raises(NotSupportedError, match="generates no text"):
         one.submit(GenerationRequest(id="a", model="m", prompts=((1, 2),)))
     with pytest.raises(PromptTooLongError):

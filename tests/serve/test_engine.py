@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 import llamacli
 from llamacli import Model, load_model
-from llamacli.errors import ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import planning, running
 from llamacli.serve.engine import LocalEngine
@@ -37,6 +38,7 @@ from llamacli.serve.requests import (
     Failed,
     Finished,
     GenerationRequest,
+    Preset,
     TextDelta,
 )
 from llamacli.serve.sequences import SequenceState
@@ -597,3 +599,36 @@ def test_defect_of_the_scheduler_fails_its_requests_and_the_engine_goes_on(
 
     run(demo, use)
     assert "a step failed" in caplog.text
+
+
+def test_models_are_added_and_removed_while_the_server_runs(demo: Model, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(DEMO.read_bytes())
+    source = ModelSource("added", copy, preset=Preset(system="Be brief."))
+
+    async def use(engine: LocalEngine) -> None:
+        engine.add(source)
+        assert [(info.name, info.preset) for info in engine.models()][1:] == [("added", source.preset)]
+        pin = await engine.pin("added")
+        pin.release()
+        stream = engine.submit(attrs.evolve(request(demo, "a", max_tokens=40), model="added"))
+        engine.remove("added")
+        copy.unlink()
+        assert [info.name for info in engine.models()] == ["demo"]
+        with pytest.raises(UnknownModelError):
+            engine.submit(attrs.evolve(request(demo, "b"), model="added"))
+        events = [event async for event in stream]
+        assert isinstance(events[-1], Done)
+        for _ in range(500):
+            if "added" not in engine.stats().models:
+                break
+            await asyncio.sleep(0.01)
+        assert "added" not in engine.stats().models
+        with pytest.raises(InvalidRequestError, match="'demo' was named when the server was started"):
+            engine.remove("demo")
+        with pytest.raises(InvalidRequestError, match="'demo' was named when the server was started"):
+            engine.add(attrs.evolve(source, name="demo"))
+        with pytest.raises(UnknownModelError):
+            engine.remove("added")
+
+    run(demo, use, models_max=2)

@@ -30,9 +30,18 @@ def test_loaded_model_is_described_and_fingerprints_tell_types_of_the_cache() ->
     assert (info.n_ctx, info.n_ctx_train, info.n_vocab, info.loaded) == (100, 1024, 2048, True)
     assert info.fingerprint == again.info.fingerprint != other.info.fingerprint
     assert (info.architecture, info.file_type) == ("llama", "Q8_0")
-    assert loaded.scheduler.pooling is Pooling.MEAN
+    assert loaded.scheduler.pooling.default is Pooling.MEAN
     for one in (loaded, other, again):
         one.model.close()
+
+
+def test_files_without_pooling_have_the_mean_unless_none_is_asked_for() -> None:
+    for wanted, found in ((None, Pooling.MEAN), (Pooling.NONE, Pooling.NONE), (Pooling.LAST, Pooling.LAST)):
+        loaded = load(ModelSource("demo", DEMO), EngineSettings(n_ctx=100, threads=1, pooling=wanted))
+        assert (loaded.info.pooling, loaded.info.ranks) == (found, False)
+        loaded.close()
+    with pytest.raises(llamacli.InvalidRequestError, match=r"pooling rank: .* has no classifier head"):
+        load(ModelSource("demo", DEMO), EngineSettings(n_ctx=100, threads=1, pooling=Pooling.RANK))
 
 
 def test_model_is_closed_if_its_scheduler_cannot_be_made() -> None:

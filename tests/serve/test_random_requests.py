@@ -34,7 +34,7 @@ from llamacli.serve.requests import (
 )
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.embedding import pooling_of
+from llamacli.tools.embedding import Pooler
 from sessions import LONG
 from suite import examples
 
@@ -102,7 +102,7 @@ class Trial:
             n_ctx=N_CTX, max_queue=100, kv_memory=contexts * model.kv_pool().layout.n_bytes(N_CTX), **given
         )
         source = DraftSource(partial(PromptLookup, min_ngram=1), 6) if drafts else None
-        self.scheduler = Scheduler(model, settings, pooling=pooling_of(model), adapters=adapters, drafts=source)
+        self.scheduler = Scheduler(model, settings, pooling=Pooler.of(model), adapters=adapters, drafts=source)
         self.n_adapters = len(adapters)
         self.events: dict[str, list[Event]] = {}
 

@@ -10,8 +10,12 @@ import attrs
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamacli.chat.messages import Piece, ToolCall
-from llamacli.chat.syntax import HARMONY, HERMES, PLAIN, THINKING, Calls, Spans, json_calls
+from llamacli.chat.calls import NamedCall, Notation, json_calls
+from llamacli.chat.channels import HARMONY, Channels
+from llamacli.chat.literals import Literals
+from llamacli.chat.messages import CallDelta, Piece, ToolCall
+from llamacli.chat.syntax import HERMES, PLAIN, THINK, THINKING, Calls, Spans
+from llamacli.chat.tags import Pairs
 from llamacli.gguf import Metadata
 from llamacli.sampling import LogProbs
 from llamacli.serve.requests import (
@@ -36,6 +40,14 @@ from tiny_chat import SPECIAL, chat_keys
 TOKENIZER = tokenizer_from_metadata(Metadata({**vocabulary("spm"), **chat_keys(CHATML)}))
 PROMPT = tuple(TOKENIZER.encode("a ball"))
 BARE = Spans(calls=Calls("<|tag|>", "", json_calls, bare=True))
+PYTHON = Literals("(", ")", "=", ("'", '"'), bare=True, nested=Literals(quotes=("'", '"')))
+LISTED = Spans(THINK, Calls("<tool_call>", "</tool_call>", Notation(NamedCall(arguments=PYTHON), "[", ",", "]")))
+QUOTED = Literals(quotes=("<|tag|>", '"'), bare=True)
+BRACED = Spans(THINK, Calls("<tool_call>", "</tool_call>", Notation(NamedCall("call:", arguments=QUOTED))))
+TAGS = Pairs("<p ", (">", "</p>"), (">", "</p>"), quoted=("<![", "]]>"))
+TAGGED = Calls("<tool_call>", "</tool_call>", Notation(NamedCall("<f ", ">", "</f>", TAGS)), short="<f ")
+RECIPIENTS = Channels(starts=">>>", channel="", begins="\n", ends=(), final="all", recipient="")
+MESSAGES = Channels("<|start|>assistant", " to=", "<|message|>", ("<|end|>",), "user", " to=", "", "self", TAGGED)
 CALL = '{"name": "f", "arguments": {"a": "b"}}'
 PARTS = (
     *(
@@ -62,6 +74,23 @@ PARTS = (
         " to=functions.f",
         "[end]",
     ),
+    *(
+        ">>>",
+        ">>>f\n",
+        "all\n",
+        "f\n{}",
+        " to=f",
+        " to=self",
+        " to=user",
+        "f(a='b', c=[1])",
+        "[",
+        "]",
+        ",",
+        "'",
+        "(",
+        ")",
+    ),
+    *("call:f{a:<|tag|>b<|tag|>,c:1}", "call:", "f{", "<f f>", "<p a>b</p>", "<p ", "<![", "]]>", "</p>", "</f>"),
     *("the", "he", "t", " ", "\n", "é", "🦊"),
 )
 CONTROLS = [TOKENIZER.token_id(text) for text in SPECIAL if text.startswith("<|")]
@@ -81,10 +110,11 @@ TOKENS = st.lists(
     max_size=12,
 ).map(lambda parts: [token for part in parts for token in part])
 STOPS = st.sampled_from([(), ("the",), ("he", "t "), ("\n",), ("\ufffd",), ("thet", "e", "<t")])
+SYNTAXES = (PLAIN, THINKING, HERMES, BARE, HARMONY, LISTED, BRACED, Spans(THINK, TAGGED), RECIPIENTS, MESSAGES)
 REPLIES = st.builds(
     ReplyFormat,
-    syntax=st.sampled_from([PLAIN, THINKING, HERMES, BARE, HARMONY]),
-    prompt=st.sampled_from(["", "<think>\n", "<|start|>assistant"]),
+    syntax=st.sampled_from(SYNTAXES),
+    prompt=st.sampled_from(["", "<think>\n", "<|start|>assistant", ">>>"]),
     tools=st.booleans(),
     markers=st.dictionaries(st.sampled_from(CONTROLS), st.sampled_from(["</think>", "<|message|>", "<tool_call>"])),
     end_ids=st.sampled_from([frozenset(), frozenset(CONTROLS[:1])]),
@@ -114,7 +144,7 @@ def events_of(request: GenerationRequest, tokens: Sequence[int], max_tokens: int
     text = ChoiceText(request, 0, TOKENIZER, request.prompts[0], max_tokens)
     found = []
     for token in tokens:
-        found.append(text.feed(token, LogProbs(-1.0, ((token, -1.0),))))
+        found.append(text.take(token, LogProbs(-1.0, ((token, -1.0),))))
         if text.finished is not None:
             return found, text.n_tokens
     return [*found, text.finish("length")], text.n_tokens
@@ -145,16 +175,19 @@ def read_whole(request: GenerationRequest, tokens: Sequence[int], max_tokens: in
     kept, reason = drawn(request, tokens, max_tokens)
     reply = request.reply
     text = text_of(kept, reply.markers if reply else {})
-    events: list[Piece | ToolCall] = [Piece(text)]
+    events: list[Piece | CallDelta | ToolCall] = [Piece(text)]
     if reply is not None:
         if reply.end_text and reply.end_text in text and not request.ignore_eos:
             text, reason = text.partition(reply.end_text)[0].rstrip(), "stop"
         reader = reply.syntax.reader(reply.prompt, tools=reply.tools)
-        events = [*reader.feed(text), *reader.flush()]
+        found = [*reader.feed(text), *reader.flush()]
+        events = [event for event in found if not isinstance(event, CallDelta)]
     content, reasoning, calls = "", "", []
     for event in events:
         if isinstance(event, ToolCall):
             calls.append(event)
+        elif isinstance(event, CallDelta):
+            continue  # its text is in the call that follows
         elif event.reasoning:
             reasoning += event.text
         else:

@@ -29,7 +29,7 @@ def fed(tokens: list[int], *, logprobs: bool = False, max_tokens: int = 1000, **
     events: list[Event] = []
     for token in tokens:
         assert text.finished is None
-        events += text.feed(token, LogProbs(-1.0, ((token, -1.0), (5, -2.0))) if logprobs else None)
+        events += text.take(token, LogProbs(-1.0, ((token, -1.0), (5, -2.0))) if logprobs else None)
         if text.finished is not None:
             break
     if text.finished is None:
@@ -79,7 +79,7 @@ def test_bytes_that_the_prompt_has_left_unfinished_are_no_text_of_a_reply_withou
         text = ChoiceText(
             GenerationRequest(id="a", model="m", prompts=(prompt,), ignore_eos=True), 0, TOKENIZER, prompt, 9
         )
-        assert joined([event for token in tokens for event in text.feed(token)] + text.finish("length")) == expected
+        assert joined([event for token in tokens for event in text.take(token)] + text.finish("length")) == expected
 
 
 @given(
@@ -131,7 +131,7 @@ def test_reasoning_that_the_prompt_has_opened_is_counted() -> None:
     text = ChoiceText(request, 0, TOKENIZER, PROMPT, 100)
     thought, answer = ids("so it was"), ids("</think>yes")
     for token in (*thought, *answer):
-        text.feed(token)
+        text.take(token)
     assert len(thought) <= text.n_reasoning < len(thought) + len(answer)
     assert text.n_tokens == len(thought) + len(answer)
 
@@ -191,3 +191,11 @@ def test_special_tokens_in_the_text() -> None:
     tokens = [*ids(" was"), EOS, *ids(" big")]
     assert joined(fed(tokens, ignore_eos=True)) == " was big"
     assert joined(fed(tokens, ignore_eos=True, special_tokens=True)) == " was</s> big"
+
+
+def test_a_line_with_less_indentation_ends_the_text() -> None:
+    for text, expected, reason in ((" a\n  b\nc", " a\n  b\n", "length"), (" a\n  b\n  c", " a\n  b\n  c", "stop")):
+        events = fed([*ids(text), EOS], min_indent=2)
+        assert (joined(events), end(events)) == (expected, Finished(3, reason))
+    events = fed([*ids(" a\n "), EOS], min_indent=2)
+    assert (joined(events), end(events).reason) == (" a\n ", "stop")

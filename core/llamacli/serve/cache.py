@@ -146,6 +146,10 @@ class CacheMemory:
         """Keep a sequence's tokens for later prompts."""
         self.prefixes.keep(sequence, self.max_bytes)
 
+    def forget(self, tokens: Sequence[int], adapters: str) -> None:
+        """Evict what is kept of a text's beginnings, and not in use."""
+        self.prefixes.forget(KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters), [*tokens])
+
     def _context_bytes(self, n_tokens: int) -> int:
         """Bytes of a context: the model's cache and that of a drafter."""
         return sum(layout.n_bytes(n_tokens) for layout in self._layouts)

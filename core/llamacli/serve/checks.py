@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
 from llamacli.engine.adapters import checked_scale
+from llamacli.engine.batching import check_inputs
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
+from llamacli.inputs import Contents, is_in_span, is_positioned
 from llamacli.kv import N_BATCH
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
-from llamacli.serve.requests import GenerationRequest, Request
+from llamacli.serve.requests import GenerationRequest, Ids, Request
 from llamacli.util.numbers import is_integer
 
 MAX_CHOICES = 16
@@ -36,16 +40,51 @@ def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_run
             raise PromptTooLongError(len(prompt), n_ctx)
         if is_encoder and len(prompt) > N_BATCH:
             raise PromptTooLongError(len(prompt), N_BATCH)
-        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < n_vocab:
+        if generation is not None and generation.contents is not None:
+            _check_contents(prompt, generation, model)
+        elif set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < n_vocab:
             continue  # the usual case, fast: the event loop waits for this
-        wrong = next((token for token in prompt if not is_integer(token) or not 0 <= token < n_vocab), None)
-        _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
+        else:
+            wrong = next((token for token in prompt if not is_integer(token) or not 0 <= token < n_vocab), None)
+            _expect(wrong is None, f"token {wrong!r}", f"ids from 0 to {n_vocab - 1}")
     if generation is None and not embeds:
         raise NotSupportedError(f"the model {request.model!r} has no embeddings")
     if generation is not None and is_encoder:
         raise NotSupportedError(f"the model {request.model!r} generates no text: it has embeddings only")
-    if model.program.has_encoder:
-        raise NotSupportedError(f"the model {request.model!r} has an encoder: the server does not run such models")
+    if generation is None and model.program.has_encoder:
+        raise NotSupportedError(f"the model {request.model!r} generates text: its encoder is a model of its own")
+
+
+def _check_contents(prompt: Ids, request: GenerationRequest, model: CompiledModel) -> None:
+    """Check a prompt with content keys.
+
+    Positions and spans are refused, but for the span of an encoder's text: chunks of prompts would cut spans, and
+    tokens that are drawn follow by number.
+    """
+    contents = request.contents
+    assert contents is not None
+    wrong = next((key for key in prompt if key < 0 and key not in contents.cells), None)
+    _expect(wrong is None, f"token {wrong!r}", "ids, and content keys of the request's contents")
+    if any(is_positioned(key) or (is_in_span(key) and not model.program.has_encoder) for key in prompt):
+        raise NotSupportedError("the server evaluates embeddings without positions and spans of their own")
+    _expect(request.prompt_logprobs is None, "prompt_logprobs of embeddings", "prompts of token ids")
+    check_inputs(model.program.graph, contents.slice(prompt))
+
+
+def with_encoder_inputs(request: Request, model: CompiledModel) -> Request:
+    """Request whose prompts are texts for an encoder.
+
+    It is the given one if the model has none.
+
+    Raises InvalidRequestError for a text that is too long for it; NotSupportedError for a request with contents.
+    """
+    if not model.program.has_encoder or not isinstance(request, GenerationRequest):
+        return request
+    if request.contents is not None:
+        raise NotSupportedError(f"the model {request.model!r} has an encoder, which reads text: it takes no embeddings")
+    contents = Contents()
+    prompts = tuple(tuple(contents.add(model.encoder_inputs(prompt))) for prompt in request.prompts)
+    return attrs.evolve(request, prompts=prompts, contents=contents)
 
 
 def expect_adapters(scales: Mapping[int, float], n_adapters: int) -> None:

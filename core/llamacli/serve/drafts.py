@@ -10,11 +10,10 @@ import attrs
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.generation.costs import StepCost
-from llamacli.generation.drafting import Drafter
-from llamacli.generation.drafts import Draft, Drafts
+from llamacli.generation.drafting import Draft, Drafter
+from llamacli.generation.drafts import Drafts
 from llamacli.kv import KVPool
 from llamacli.serve.cache import CacheMemory
-from llamacli.serve.metrics import Counters
 from llamacli.serve.sequences import SequenceState
 
 _log = logging.getLogger(__name__)
@@ -36,12 +35,10 @@ class DraftSource:
     pool: KVPool | None = None
 
 
-class ServedDrafts:
-    """Drafts of a scheduler's sequences.
+class ServedDrafts(Drafts[SequenceState]):
+    """Controller of the drafts of a scheduler's sequences.
 
     They use memory that is free or holds prefixes; no sequence is preempted for them.
-
-    - `controller`: says which sequences of a step are drafted, and how far.
     """
 
     def __init__(
@@ -50,21 +47,20 @@ class ServedDrafts:
         model: CompiledModel,
         memory: CacheMemory,
         cost: StepCost,
-        counters: Counters,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._source, self._model, self._memory, self._counters = source, model, memory, counters
-        self.controller = Drafts[SequenceState](cost, self._reserve, clock)
-
-    def begin_prompt(self, sequence: SequenceState) -> None:
-        """Prepare the text after a prompt, where the drafter reads the prompt."""
-        if self._source is not None and self._source.reads_prompts:
-            self.begin(sequence)
+        super().__init__(cost, self._spare, clock)
+        self._source, self._model, self._memory = source, model, memory
 
     def begin(self, sequence: SequenceState) -> None:
-        """Prepare a text that begins, with its request's limit."""
+        """Prepare the drafts of a text.
+
+        Drafters that read prompts begin with the prompt, others behind it.
+        """
         generation = sequence.request.generation
         if self._source is None or generation is None or sequence.draft is not None:
+            return
+        if sequence.text is None and not self._source.reads_prompts:
             return
         n = self._source.max_tokens if generation.draft_max is None else generation.draft_max
         if not n:
@@ -77,25 +73,7 @@ class ServedDrafts:
         else:
             sequence.draft = Draft(drafter, n)
 
-    def settle(self, sequence: SequenceState) -> None:
-        """Drop what was evaluated of a draft and did not come.
-
-        Recurrent states drop the whole draft.
-        """
-        draft = sequence.draft
-        if draft is None or not draft.tokens:
-            return
-        n_drafted, n_accepted = len(draft.tokens), draft.n_accepted
-        n = len(sequence.cache.tokens) - n_drafted + n_accepted
-        sequence.cache.truncate(sequence.cache.floor(n))
-        sequence.n_again = n - len(sequence.cache.tokens)
-        draft.settle()
-        sequence.request.n_drafted += n_drafted
-        sequence.request.n_accepted += n_accepted
-        self._counters.draft_tokens += n_drafted
-        self._counters.draft_tokens_accepted += n_accepted
-
-    def _reserve(self, sequence: SequenceState, n: int, reserved: int) -> int | None:
+    def _spare(self, sequence: SequenceState, n: int, reserved: int) -> int | None:
         """Free memory for a draft of n tokens beside the bytes reserved.
 
         Returns the bytes reserved then, None if that is impossible.

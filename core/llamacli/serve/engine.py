@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import attrs
 
-from llamacli.errors import LlamaCliError
+from llamacli.errors import InvalidRequestError, LlamaCliError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
 from llamacli.serve.errors import (
@@ -28,7 +28,7 @@ from llamacli.serve.errors import (
 )
 from llamacli.serve.metrics import EngineStats
 from llamacli.serve.models import Entry, Load, LoadedModel, ModelSource
-from llamacli.serve.requests import AdapterScales, Event, ModelInfo, Request
+from llamacli.serve.requests import AdapterScales, Event, ModelInfo, Request, Slots
 from llamacli.serve.sampling_pool import SamplingPool
 from llamacli.serve.sequences import RequestState
 from llamacli.serve.settings import EngineSettings
@@ -99,7 +99,9 @@ class LocalEngine:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """See Engine."""
-        return tuple(entry.info for entry in self._entries.values())
+        with self._lock:
+            entries = [entry for entry in self._entries.values() if not entry.removed]
+        return tuple(entry.info for entry in entries)
 
     async def pin(self, name: str) -> LocalPin:
         """See Engine."""
@@ -113,6 +115,29 @@ class LocalEngine:
             release()
             raise
 
+    def add(self, source: ModelSource) -> None:
+        """See Engine."""
+        with self._lock:
+            if (name := self._names.get(source.name)) is not None:
+                self._retire(name)
+            entry = Entry(source)
+            self._entries[source.name], self._names[source.name] = entry, source.name
+
+    def remove(self, name: str) -> None:
+        """See Engine."""
+        with self._lock:
+            self._entry(name)
+            self._retire(self._names[name])
+
+    def _retire(self, name: str) -> None:
+        """Take a model's name; the model is unloaded once idle."""
+        entry = self._entries[name]
+        if entry.is_fixed:
+            raise InvalidRequestError(f"the model {name!r} was named when the server was started")
+        entry.removed = True
+        del self._names[name], self._entries[name]
+        self._entries[f"{name} removed {id(entry)}"] = entry
+
     def unload(self, name: str) -> None:
         """See Engine."""
         self._command(functools.partial(self._unload, self._entry(name)))
@@ -120,6 +145,13 @@ class LocalEngine:
     def set_adapters(self, name: str, scales: AdapterScales) -> None:
         """See Engine."""
         self._entry(name).set_adapters(scales)
+
+    def slots(self, name: str) -> Slots:
+        """See Engine."""
+        loaded = self._entry(name).loaded
+        if loaded is None:
+            raise LoadingError(f"the model {name!r} is not loaded", retry_after=_RETRY)
+        return loaded.scheduler.slots
 
     def expect_room(self) -> None:
         """See Engine; with several models only `submit` knows the queue."""
@@ -156,13 +188,13 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """See Engine."""
-        loaded = {entry.source.name: entry.loaded for entry in self._entries.values() if entry.loaded}
+        loaded = {entry.source.name: entry.loaded for _, entry in self._items() if entry.loaded}
         if self._draining or self._stopping:
             status = "draining"
         elif self._is_stuck():
             status = "stuck"
         else:
-            status = "ok" if loaded or not any(entry.loading for entry in self._entries.values()) else "loading"
+            status = "ok" if loaded or not any(entry.loading for _, entry in self._items()) else "loading"
         return EngineStats(status, {name: one.scheduler.stats() for name, one in loaded.items()})
 
     async def drain(self, timeout: float) -> None:
@@ -255,7 +287,11 @@ class LocalEngine:
         return any(one.scheduler.busy for one in self._loaded())
 
     def _loaded(self) -> list[LoadedModel]:
-        return [entry.loaded for entry in self._entries.values() if entry.loaded]
+        return [loaded for _, entry in self._items() if (loaded := entry.loaded)]
+
+    def _items(self) -> list[tuple[str, Entry]]:
+        with self._lock:
+            return list(self._entries.items())
 
     def _is_stuck(self) -> bool:
         return self._is_busy() and time.monotonic() - self._stepped_at > self.settings.stuck_after
@@ -332,9 +368,14 @@ class LocalEngine:
             _deliver(loaded.scheduler.fail(error, waiting_only=waiting_only))
 
     def _unload_idle(self) -> None:
+        for key, entry in [(key, entry) for key, entry in self._items() if entry.removed and not entry.in_use]:
+            self._unload(entry)
+            with self._lock:
+                if entry.loaded is None and entry.loading is None:
+                    del self._entries[key]
         limit, now = self.settings.idle_unload, time.monotonic()
         if limit is not None:
-            for entry in self._entries.values():
+            for _, entry in self._items():
                 if entry.in_use:
                     entry.touched_at = now
                 elif entry.loaded and now - entry.touched_at > limit:

@@ -106,16 +106,16 @@ class PromptTooLongError(ServeError):
     """The prompt does not fit into the context.
 
     `at_least`: the prompt was not tokenized whole. The message has the words by which agents of OpenAI's and of
-    llama.cpp's servers recognise it.
+    llama.cpp's servers recognise it, the type is llama.cpp's and the code OpenAI's.
     """
 
-    status, type, code = 400, "invalid_request_error", "context_length_exceeded"
+    status, type, code = 400, "exceed_context_size_error", "context_length_exceeded"
 
     def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False):
         about = "at least " if at_least else ""
         super().__init__(
             f"this model's maximum context length is {n_ctx} tokens: the prompt of {about}{n_prompt} tokens, with room "
-            "for one more, exceeds the available context size"
+            "for one more, is too large: it exceeds the available context size"
         )
         self.details = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
 

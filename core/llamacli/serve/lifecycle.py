@@ -57,7 +57,9 @@ class Lifecycle:
             self._counters.prefix_tokens["true"] += n
 
     def count_evaluated(self, sequence: SequenceState, n: int) -> None:
-        """Count tokens of a prompt that were evaluated, and report them."""
+        """Count evaluated tokens of a prompt or draft; report the prompt's."""
+        sequence.request.n_drafted += sequence.n_drafted
+        self._counters.draft_tokens += sequence.n_drafted
         if sequence.text is not None or sequence.n_preempted:
             return
         request, generation = sequence.request, sequence.request.generation
@@ -77,6 +79,11 @@ class Lifecycle:
         elif not sequence.request.n_generated:
             self._counters.observe("time_to_first_token_seconds", now - sequence.request.submitted_at)
         sequence.last_at = now
+
+    def count_accepted(self, request: RequestState) -> None:
+        """Count a drafted token that came."""
+        request.n_accepted += 1
+        self._counters.draft_tokens_accepted += 1
 
     # --- ends
 

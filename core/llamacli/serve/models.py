@@ -10,12 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import attrs
 
 from llamacli.conversion import FILE_TYPE_NAMES
-from llamacli.errors import ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.generation.drafters import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.loaders import open_model_file
 from llamacli.model import Model, load_model
@@ -23,27 +22,13 @@ from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
 from llamacli.serve.drafts import DraftSource
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
+from llamacli.serve.requests import ModelSource as ModelSource
 from llamacli.serve.sampling_pool import SamplingPool
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.embedding import Pooling, pooling_of
+from llamacli.tools.embedding import Pooler, Pooling
 
 Load = Callable[..., Model]
-
-
-@attrs.frozen
-class ModelSource:
-    """Model file that the server offers under a name, and under aliases.
-
-    `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
-    model's own multi-token-prediction head.
-    """
-
-    name: str
-    path: Path
-    aliases: tuple[str, ...] = ()
-    adapters: tuple[tuple[Path, float], ...] = ()
-    draft: Path | Literal["mtp"] | None = None
 
 
 @attrs.define(eq=False)
@@ -75,6 +60,7 @@ class Entry:
     - `loading`: the load that is under way, None if none is.
     - `touched_at`: time of its last use. `n_pins`: calls that need it loaded, or wait for that.
     - `adapters`: its LoRA adapters, with the scales of now.
+    - `removed`: it is no longer offered, and goes once it is idle.
     """
 
     source: ModelSource
@@ -82,6 +68,7 @@ class Entry:
     loading: Future[LoadedModel] | None = None
     touched_at: float = 0.0
     n_pins: int = 0
+    removed: bool = False
     adapters: tuple[AdapterInfo, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -92,6 +79,14 @@ class Entry:
     def in_use(self) -> bool:
         """True if the model must stay loaded."""
         return self.n_pins > 0 or (self.loaded is not None and self.loaded.scheduler.busy)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True for a model of the server's start.
+
+        Those of a catalogue have a preset.
+        """
+        return self.source.preset is None
 
     @property
     def info(self) -> ModelInfo:
@@ -123,6 +118,7 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
         created=created,
         aliases=source.aliases,
         n_bytes=n_bytes,
+        preset=source.preset,
     )
 
 
@@ -144,7 +140,7 @@ def load(
         scheduler = Scheduler(
             model,
             settings,
-            pooling=_pooling(model),
+            pooling=_pooler(model, settings.pooling),
             sampling=sampling,
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
@@ -175,11 +171,18 @@ def _draft_source(
     return DraftSource(partial(DraftModel, draft), settings.draft_max, pool=draft.kv_pool())
 
 
-def _pooling(model: Model) -> Pooling | None:
+def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:
+    """Pooler of a model, with the pooling that the server's options want.
+
+    Without one, files without pooling have the mean. Raises InvalidRequestError for a rank without a head.
+    """
     try:
-        return pooling_of(model)
-    except ModelFormatError:  # a ranking model
+        pooler = Pooler.of(model)
+    except ModelFormatError:  # an unknown pooling
         return None
+    if wanted is Pooling.RANK and pooler.classifier is None:
+        raise InvalidRequestError(f"pooling rank: {model.metadata.source} has no classifier head")
+    return attrs.evolve(pooler, default=wanted or (Pooling.MEAN if pooler.default is Pooling.NONE else pooler.default))
 
 
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
@@ -198,6 +201,10 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
         file_type=FILE_TYPE_NAMES.get(model.metadata.get_int("general.file_type", -1), ""),
         fingerprint=f"llamacli-{_version()}-{digest[:8]}",
         embeds=scheduler.embeds,
+        pooling=None if scheduler.pooling is None else scheduler.pooling.default,
+        ranks=scheduler.embeds and model.classifier is not None,
+        normalized=model.classifier is not None and model.classifier.softmax,
+        labels=tuple(config.labels),
     )
 
 

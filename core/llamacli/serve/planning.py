@@ -33,7 +33,7 @@ class Planner:
 
     A step evaluates one token of every sequence that decodes and, in the time that is left, chunks of prompts.
 
-    - `running`: sequences of the model. `n_steps`: steps planned so far that evaluate something.
+    - `running`: sequences of the model. `n_steps`: steps so far that evaluated something.
     """
 
     def __init__(
@@ -48,17 +48,9 @@ class Planner:
     ):
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
         self._cost, self._drafts, self._lifecycle = cost, drafts, lifecycle
-        self._is_encoder, self._other_s = model.program.needs_whole_input, 0.0
+        self._is_encoder, self._has_encoder = model.program.needs_whole_input, model.program.has_encoder
+        self._other_s = 0.0
         self._n_chunks = self.n_steps = 0
-
-    def plan(self) -> list[tuple[SequenceState, int]]:
-        """Sequences of the next step, and how many tokens of each.
-
-        There are free pages for these.
-        """
-        found = self._sequences()
-        self.n_steps += bool(found)
-        return found
 
     @property
     def capacity(self) -> int:
@@ -74,11 +66,16 @@ class Planner:
             return fewest  # nothing is known of the model's time
         return max(fewest, min(most, self._cost.rows_within(EXTRA_SHARE * settings.step_ms / 1000)))
 
-    def observe_other(self, seconds: float) -> None:
-        """Learn the time that a step has spent outside of evaluation."""
+    def observe(self, seconds: float) -> None:
+        """Count a step that spent so many seconds outside of evaluation."""
+        self.n_steps += 1
         self._other_s += _NEWEST * (seconds - self._other_s)
 
-    def _sequences(self) -> list[tuple[SequenceState, int]]:
+    def plan(self) -> list[tuple[SequenceState, int]]:
+        """Sequences of the next step, and how many tokens of each.
+
+        There are free pages for these.
+        """
         plan: list[tuple[SequenceState, int]] = []
         need = 0
         for sequence in [one for one in self.running.sequences if one.decodes and one.n_missing and not one.drawing]:
@@ -87,12 +84,13 @@ class Planner:
             if sequence in self.running.sequences and self.running.make_room(sequence, need + more):
                 plan.append((sequence, n))
                 need += more
-        n_decode, step_s = sum(n for _, n in plan), self._step_s
+        n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
+        step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
         prompts = self._prompts_in_turn()
         if plan and not prompts:
             sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
             quick = [sequence for sequence in sequences if sequence.draw_s <= SLOW_DRAW_S]
-            self._drafts.controller.propose(quick, step_s, need)
+            self._drafts.propose(quick, step_s, need)
             return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
         n_adapted = len({bool(sequence.adapters) for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
@@ -106,9 +104,10 @@ class Planner:
             if sequence not in self.running.sequences or sequence.kind != prompts[0].kind:
                 continue
             if not sequence.wants_rows:
-                gained = self._memory.reuse(sequence.cache, sequence.tokens)
+                gained = self._memory.reuse(sequence.cache, sequence.context)
                 self._lifecycle.count_cached(sequence, gained)
-            if sequence is prompts[0] and (sequence.n_missing <= longest or (self._is_encoder and not plan)):
+            alone = self._has_encoder or (self._is_encoder and not plan)
+            if sequence is prompts[0] and (sequence.n_missing <= longest or alone):
                 room = max(room, sequence.n_missing)  # an encoder's input is evaluated whole, if need be alone
             most = MIN_CHUNK if n_decode and sequence.wants_rows and not sequence.embeds else room
             n, more = self._chunk(sequence, min(room, most), need)
@@ -117,13 +116,6 @@ class Planner:
                 need, room = need + more, room - n
                 self._n_chunks += 1
         return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
-
-    @property
-    def _step_s(self) -> float:
-        """Seconds that a step may spend in evaluation; 0 for no limit."""
-        if not self._settings.step_ms:
-            return 0.0
-        return max(1e-6, self._settings.step_ms / 1000 - self._other_s)
 
     def _prompts_in_turn(self) -> list[SequenceState]:
         """Sequences with prompts, or other tokens before their next draw, in turn.
@@ -149,7 +141,8 @@ class Planner:
         As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
         """
         n = min(room, sequence.n_missing)
-        if self._is_encoder and n < sequence.n_missing:
+        is_whole = self._is_encoder or self._has_encoder
+        if is_whole and n < sequence.n_missing:
             return 0, 0
         if sequence.wants_rows and not sequence.embeds:
             n = min(n, max(1, _ROW_BYTES // (4 * self._model.config.n_vocab)))
@@ -157,7 +150,7 @@ class Planner:
             more = sequence.cache.bytes_to_reserve(n)
             if self.running.make_room(sequence, reserved + more):
                 return n, more
-            n = 0 if self._is_encoder else n // 2
+            n = 0 if is_whole else n // 2
         return 0, 0
 
 
@@ -167,5 +160,5 @@ def _leads(other: SequenceState, sequence: SequenceState) -> bool:
         return False
     if sequence.wants_rows or not other.n_missing:
         return False
-    common = min(n_common(other.tokens, sequence.tokens), len(sequence.tokens) - 1)
+    common = min(n_common(other.context, sequence.context), len(sequence.context) - 1)
     return len(other.cache.tokens) < common and len(sequence.cache.tokens) < common

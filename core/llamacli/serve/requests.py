@@ -7,6 +7,7 @@ fields and of the model; of nothing else that runs, of no timing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import attrs
@@ -17,12 +18,14 @@ from llamacli.chat.calls import Tools
 from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Syntax
+from llamacli.inputs import Contents
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.serve.errors import ServeError
 
 if TYPE_CHECKING:
     from llamacli.model import Model
     from llamacli.serve.metrics import EngineStats
+    from llamacli.tools.embedding import Pooling
 
 Ids = tuple[int, ...]
 AdapterScales = tuple[tuple[int, float], ...]
@@ -42,7 +45,7 @@ class ReplyFormat:
     - `begun`: text of the reply that follows the rendered text in the prompt.
     - `markers`: special tokens that the reader sees as text.
     - `end_ids`: tokens that end the reply besides the file's own.
-    - `end_text`: text that ends the reply, "" for none.
+    - `end_text`: text that ends the reply, "" for none; `end_unless` begins with it, and does not.
     """
 
     syntax: Syntax
@@ -52,6 +55,7 @@ class ReplyFormat:
     markers: Mapping[int, str] = attrs.field(factory=dict, hash=False)
     end_ids: frozenset[int] = frozenset()
     end_text: str = ""
+    end_unless: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,13 +66,16 @@ class GenerationRequest:
 
     - `id`: for the log.
     - `model`: name of the model.
-    - `prompts`: token ids of each, at least one prompt of at least one token.
+    - `prompts`: token ids of each, at least one prompt of at least one token; negative numbers are content keys.
+    - `contents`: what the content keys stand for (embeddings); None if all are ids.
     - `params`: sampling parameters. Give those with a grammar as a chain that a pool's thread has built
       (`llamacli.sampling.build_chain`), because `Engine.submit` builds other ones at once. `n_probs` above 0 asks
       for the tokens in `TextDelta`.
     - `seed`: of choice 0; others draw from seeds derived of it.
     - `max_tokens`: maximum tokens of each text, None for the rest of the context; 0 evaluates the prompt only.
     - `stop`: strings that end a text, and are not part of it. They are not searched in reasoning.
+    - `min_indent`: least indentation of the lines after the first; a text ends before another line, with the reason
+      "length".
     - `include_stop`: the stop string that ends a text is part of it.
     - `ignore_eos`: go on after end-of-generation tokens.
     - `end_ids`: tokens that end a text besides, with `ignore_eos` too.
@@ -80,17 +87,20 @@ class GenerationRequest:
     - `progress`: send `PromptProgress`.
     - `key`: the API key, or what else separates clients: keys take turns.
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
+    - `slot`: number under which the text can be saved, restored and erased, None for none.
     - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
     """
 
     id: str
     model: str
     prompts: tuple[Ids, ...]
+    contents: Contents | None = attrs.field(default=None, eq=False)
     params: SamplingParams | SamplerChain = GREEDY
     seed: int = 0
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    min_indent: int = 0
     include_stop: bool = False
     ignore_eos: bool = False
     end_ids: Ids = ()
@@ -102,17 +112,24 @@ class GenerationRequest:
     key: str = ""
     adapters: AdapterScales = ()
     draft_max: int | None = None
+    slot: int | None = None
 
 
 @attrs.frozen(kw_only=True)
 class EmbeddingRequest:
-    """Request of embeddings; fields as in GenerationRequest."""
+    """Request of embeddings; fields as in GenerationRequest.
+
+    - `pooling`: pooling of token vectors, None for the model's; "rank" asks for the scores of a classifier head.
+    - `normalize`: scale vectors to length 1.
+    """
 
     id: str
     model: str
     prompts: tuple[Ids, ...]
     key: str = ""
     adapters: AdapterScales = ()
+    pooling: Pooling | None = None
+    normalize: bool = True
 
 
 Request = GenerationRequest | EmbeddingRequest
@@ -192,7 +209,10 @@ class PromptLogprobs:
 
 @attrs.frozen
 class Embedding:
-    """Vector of prompt `prompt`, float32 [n_embd], of length 1."""
+    """Vector of prompt `prompt`, float32 [n_embd].
+
+    Without pooling float32 [n_tokens, n_embd], of the pooling rank the scores of the classes, float32 [n_classes].
+    """
 
     prompt: int
     vector: npt.NDArray[np.float32] = attrs.field(eq=False)
@@ -307,6 +327,39 @@ class AdapterInfo:
 
 
 @attrs.frozen
+class Preset:
+    """Defaults of a model for requests that give none.
+
+    - `system`: system message; `template`: chat template. "" for none.
+    - `sampling`: sampling parameters by name. `stop`: strings that end a text.
+    - `seed`, `max_tokens`: None for none.
+    """
+
+    system: str = ""
+    template: str = ""
+    sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    max_tokens: int | None = None
+
+
+@attrs.frozen
+class ModelSource:
+    """Model file that the server offers under a name, and under aliases.
+
+    `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
+    model's own multi-token-prediction head. `preset` are defaults of its requests.
+    """
+
+    name: str
+    path: Path
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[tuple[Path, float], ...] = ()
+    draft: Path | Literal["mtp"] | None = None
+    preset: Preset | None = None
+
+
+@attrs.frozen
 class ModelInfo:
     """Description of a model; None where unknown before it is loaded.
 
@@ -318,8 +371,9 @@ class ModelInfo:
     - `n_params`, `n_bytes`: parameters, and bytes of the file.
     - `architecture`: `general.architecture`; `file_type`: llama.cpp's name of its types, as in Q4_K_M; "" if unknown.
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
-    - `embeds`: true if it answers EmbeddingRequest.
-    - `adapters`: its LoRA adapters by id.
+    - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.
+    - `ranks`: true if it has a classifier head, whose classes are `labels`. `normalized`: its scores are probabilities.
+    - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for those of the server alone.
     """
 
     name: str
@@ -337,7 +391,12 @@ class ModelInfo:
     file_type: str = ""
     fingerprint: str = ""
     embeds: bool = False
+    pooling: Pooling | None = None
+    ranks: bool = False
+    labels: tuple[str, ...] = ()
+    normalized: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
+    preset: Preset | None = None
 
     @property
     def adapter_scales(self) -> AdapterScales:
@@ -356,6 +415,28 @@ class Pin(Protocol):
         """Allow the model to be unloaded; a second call does nothing."""
 
 
+class Slots(Protocol):
+    """Texts under numbers, whose cached states are files; `llamacli.serve.slots.Slots` implements it."""
+
+    def save(self, slot: int, path: Path) -> tuple[int, int]:
+        """Write the cached state of a slot.
+
+        Returns the number of its tokens, and of the bytes of the file. Raises BadRequestError, OSError.
+        """
+
+    def restore(self, slot: int, path: Path) -> tuple[int, int]:
+        """Read a state into the prefix cache, as a slot's text.
+
+        Returns the number of its tokens, and of the bytes of the file. Raises BadRequestError, OSError.
+        """
+
+    def erase(self, slot: int) -> int:
+        """Forget a slot, and evict what is cached of its text.
+
+        Returns the number of its tokens.
+        """
+
+
 class Engine(Protocol):
     """Interface of the engine, for the thread of an event loop.
 
@@ -371,6 +452,21 @@ class Engine(Protocol):
         Raises UnknownModelError, LoadingError if that takes longer than the server's limit.
         """
 
+    def add(self, source: ModelSource) -> None:
+        """Offer a model from now on.
+
+        It takes the place of one of the same name that was added before.
+        Raises InvalidRequestError if the name is that of a model of the start, NotSupportedError for an engine that has
+        one model.
+        """
+
+    def remove(self, name: str) -> None:
+        """Offer a model that was added no longer.
+
+        Its requests that run or wait go on.
+        Raises UnknownModelError, InvalidRequestError for a model of the start.
+        """
+
     def unload(self, name: str) -> None:
         """Unload a model at the next step, unless it is in use.
 
@@ -381,6 +477,12 @@ class Engine(Protocol):
         """Set the scales of a model's LoRA adapters, for later requests.
 
         Those that are not listed get the scale 0. Raises UnknownModelError, InvalidRequestError for an unknown id.
+        """
+
+    def slots(self, name: str) -> Slots:
+        """Slots of a loaded model.
+
+        Raises UnknownModelError, LoadingError if it is not loaded, NotSupportedError for an engine without.
         """
 
     def expect_room(self) -> None:

@@ -71,7 +71,6 @@ class Running:
             sequence.draft.tokens = ()
         sequence.logprobs.clear()
         sequence.rows.clear()
-        sequence.n_again = 0
         sequence.n_preempted += 1
         sequence.request.n_preempted += 1
         self._counters.preemptions += 1
@@ -79,7 +78,7 @@ class Running:
 
     def resume(self) -> None:
         """Start preempted sequences again, as memory allows."""
-        while self.preempted and self.fits(len(self.preempted[0].tokens)):
+        while self.preempted and self.fits(len(self.preempted[0].context)):
             self.enter(self.preempted.pop(0))
 
     def make_room(self, sequence: SequenceState, n_bytes: int) -> bool:

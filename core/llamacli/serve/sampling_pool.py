@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from llamacli.engine.batching import Logits
 from llamacli.serve.sequences import SequenceState
 from llamacli.util.system import lower_priority
 
@@ -33,19 +31,16 @@ class SamplingPool:
         self._pool = ThreadPoolExecutor(n_threads - 1, "llamacli-draw") if n_threads > 1 else None
         self._slow = ThreadPoolExecutor(1, "llamacli-slow-draw", lower_priority)
 
-    def draw(self, ready: Sequence[tuple[SequenceState, Logits]]) -> list[int | Exception]:
-        """Draw the token of each sequence; an error takes its place.
+    def draw(self, sequences: Sequence[SequenceState], n_vocab: int) -> list[int | Exception]:
+        """Draw the token of each sequence; an error takes its place."""
+        return self.map(SequenceState.draw_and_accept, sequences, len(sequences) * n_vocab)
 
-        The first row of its logits counts. Samplers accept their tokens, but for those that end texts.
-        """
-        return self.map(_draw, ready, sum([logits.shape[1] for _, logits in ready]))
-
-    def draw_beside(self, ready: tuple[SequenceState, Logits]) -> Future[int | Exception]:
+    def draw_beside(self, sequence: SequenceState) -> Future[int | Exception]:
         """Draw the token of a sequence beside the steps.
 
         A thread of low priority draws for one sequence after another.
         """
-        return self._slow.submit(_draw, ready)
+        return self._slow.submit(sequence.draw_and_accept)
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], n_logits: int) -> list[Result]:
         """Apply a function to items, in threads if they read many logits."""
@@ -65,21 +60,3 @@ class SamplingPool:
 
 def _map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     return list(map(function, items))
-
-
-def _draw(ready: tuple[SequenceState, Logits]) -> int | Exception:
-    sequence, logits = ready
-    sampler, chain, text = sequence.sampler, sequence.chain, sequence.text
-    assert sampler is not None
-    assert chain is not None
-    assert text is not None
-    started = time.thread_time()
-    try:
-        token = sampler.draw(logits[0], chain)
-        if token not in text.end_ids:
-            sampler.accept(token)
-    except Exception as error:
-        return error
-    sequence.draw_s = time.thread_time() - started
-    sequence.draws_s += sequence.draw_s
-    return token

@@ -25,11 +25,13 @@ from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import OutOfMemoryError
 from llamacli.generation.costs import StepCost
+from llamacli.generation.drafting import hidden_taker
+from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
-from llamacli.serve.checks import check_request, expect_adapters
+from llamacli.serve.checks import check_request, expect_adapters, with_encoder_inputs
 from llamacli.serve.drafts import DraftSource, ServedDrafts
 from llamacli.serve.errors import BadRequestError, QueueTimeoutError, ServeError
 from llamacli.serve.lifecycle import Lifecycle
@@ -38,6 +40,7 @@ from llamacli.serve.planning import Planner
 from llamacli.serve.queue import FairQueue
 from llamacli.serve.requests import (
     Embedding,
+    EmbeddingRequest,
     Event,
     GenerationRequest,
     PromptLogprobs,
@@ -48,8 +51,9 @@ from llamacli.serve.running import Running
 from llamacli.serve.sampling_pool import SLOW_DRAW_S, SamplingPool
 from llamacli.serve.sequences import RequestState, SequenceState, seed_of_choice
 from llamacli.serve.settings import EngineSettings
+from llamacli.serve.slots import Slots
 from llamacli.serve.texts import ChoiceText
-from llamacli.tools.embedding import Pooling, pool_states
+from llamacli.tools.embedding import Pooler
 
 _MAX_RETRY = 60
 
@@ -77,7 +81,7 @@ class Scheduler:
         model: CompiledModel,
         settings: EngineSettings,
         *,
-        pooling: Pooling | None = None,
+        pooling: Pooler | None = None,
         sampling: SamplingPool | None = None,
         adapters: Sequence[Adapter] = (),
         drafts: DraftSource | None = None,
@@ -93,13 +97,13 @@ class Scheduler:
             retry_after=self._retry_after,
             n_free=lambda: max(0, self.capacity - self.running.n_slots),
         )
-        self.running = Running(self.memory, self.counters)
+        self.running, self.slots = Running(self.memory, self.counters), Slots(self.memory)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
         model.program_with(self._scaled({}))  # compiled now, not in a step
-        self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, self.counters, clock)
+        self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, clock)
         self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
-        self._ready: list[tuple[SequenceState, Logits]] = []  # sequences to draw for in this step, with logits
+        self._ready: list[SequenceState] = []  # sequences to draw for in this step
         self._drawing: dict[Future[int | Exception], SequenceState] = {}  # slow draws, which run beside the steps
         self._evaluated_s = 0.0
         self._arrivals = itertools.count()
@@ -112,11 +116,12 @@ class Scheduler:
         Raises what `llamacli.serve.requests.Engine.submit` raises for it.
         """
         n_ctx, most = self.memory.n_ctx, self.settings.max_running
+        request = with_encoder_inputs(request, self.model)
         check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
         adapters = self._adapters_of(request)
-        chain = self._chain(generation) if generation else None
+        chain = self._chain(generation) if generation else SamplerChain(())
         state = RequestState(
             request,
             self._clock(),
@@ -253,12 +258,14 @@ class Scheduler:
             wait(self._drawing, _WAIT_S, FIRST_COMPLETED)
         if plan:
             self._evaluated_s = 0.0
-            for kind in sorted({sequence.kind: None for sequence, _ in plan}, key=itemgetter(0)):
-                part = [pair for pair in plan if pair[0].kind == kind and pair[0] in self.running.sequences]
-                if part:
+            parts: dict[tuple[bool, bool], list[tuple[SequenceState, int]]] = {}
+            for sequence, n in plan:
+                parts.setdefault(sequence.kind, []).append((sequence, n))
+            for kind in sorted(parts, key=itemgetter(0)):
+                if part := [pair for pair in parts[kind] if pair[0] in self.running.sequences]:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
-            self._planner.observe_other(self._clock() - now - self._evaluated_s)
+            self._planner.observe(self._clock() - now - self._evaluated_s)
         return self._lifecycle.take_events()
 
     def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[RequestState, Event]]:
@@ -315,9 +322,7 @@ class Scheduler:
             return
         texts = [sequence.text] if sequence.text else [self._text(sequence, k) for k in range(sequence.n_choices)]
         for text in texts:
-            n_reasoning = text.n_reasoning
             self._lifecycle.emit(sequence.request, *text.finish("length", timed_out=True))
-            sequence.request.n_reasoning += text.n_reasoning - n_reasoning
             self._lifecycle.end_choice(sequence, text)
         self.running.leave(sequence)
 
@@ -328,14 +333,14 @@ class Scheduler:
         while not self.running.preempted and (sequence := self.queue.peek()) is not None:
             if self.running.n_slots + sequence.n_choices > capacity:
                 return
-            sequence.tokens, sequence.cache = [*sequence.prompt], self.memory.new_sequence(key_of(sequence.adapters))
-            n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.tokens)
+            sequence.begin(self.memory.new_sequence(key_of(sequence.adapters)))
+            n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.context)
             if not self.running.fits(sequence.n_missing):
                 sequence.cache.close()
                 return
             self.queue.take()
             self.running.enter(sequence)
-            self._drafts.begin_prompt(sequence)
+            self._drafts.begin(sequence)
             self._lifecycle.count_cached(sequence, n_reused)
             if sequence.request.admitted_at is None:
                 self._lifecycle.admit(sequence.request, now)
@@ -345,7 +350,7 @@ class Scheduler:
     def _run(self, plan: Sequence[tuple[SequenceState, int]], *, hidden: bool) -> None:
         """Evaluate chunks of sequences, and go on with each."""
         chunks = [self._chunk(sequence, n) for sequence, n in plan]
-        n_rows, started = sum(n for _, n in plan), self._clock()
+        n_rows, started = sum([n for _, n in plan]), self._clock()
         results = evaluate_each(self.model.program_with, chunks, hidden=hidden)
         seconds = self._clock() - started
         self._evaluated_s += seconds
@@ -367,27 +372,32 @@ class Scheduler:
         start, n_ahead = len(sequence.cache.tokens), sequence.n_drafted
         reads = not sequence.decodes and n > 1 and n == sequence.n_missing
         keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not sequence.wants_rows else None
-        tokens = sequence.tokens[start : start + n - n_ahead]
+        tokens, take_hidden = sequence.context[start : start + n - n_ahead], None
+        generation = sequence.request.generation
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
+            take_hidden = hidden_taker(sequence.draft.drafter)
+        ids: list[int] | Inputs = tokens
+        if generation is not None and generation.contents is not None and start < len(sequence.prompt):
+            ids = generation.contents.slice(sequence.context, start, start + n)  # drafts follow whole prompts
         if sequence.wants_rows or n_ahead:
             n_last = n if sequence.wants_rows else 1 + n_ahead
         else:
             n_last = int(n == sequence.n_missing and sequence.n_left > 0)
-        return Chunk(sequence.cache, tokens, sequence.adapters, n_last, n_ahead, keep, take_hidden=sequence.take_hidden)
+        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=take_hidden)
 
     def _advance(self, sequence: SequenceState, n: int, rows: Logits) -> None:
         """Go on with a sequence after a chunk of it was evaluated."""
-        if sequence.text is None or (n > 1 + sequence.n_again and not sequence.n_drafted):
+        if n - sequence.n_drafted > sequence.n_decode:
             sequence.n_served += n
-        sequence.n_again = 0
         self._lifecycle.count_evaluated(sequence, n)
         try:
             if sequence.embeds:
                 self._add_vector_rows(sequence, rows)
             elif sequence.text is not None:
                 if sequence.n_missing <= 0:
-                    self._ready.append((sequence, rows[-1 - sequence.n_drafted :]))
+                    sequence.keep_logits(rows)
+                    self._ready.append(sequence)
             else:
                 self._add_prompt_logprobs(sequence, n, rows)
                 if not sequence.n_missing:
@@ -402,7 +412,7 @@ class Scheduler:
             return
         tokenizer, stop = self.model.tokenizer, len(sequence.cache.tokens)
         if not sequence.logprobs:
-            sequence.logprobs.append(token_logprob(tokenizer, sequence.tokens[0], None))
+            sequence.logprobs.append(token_logprob(tokenizer, sequence.context[0], None))
         n_top = max(1, generation.prompt_logprobs)
 
         def logprob(pair: tuple[Logits, int]) -> TokenLogprob:
@@ -410,9 +420,8 @@ class Scheduler:
             candidates.start(pair[0])
             return token_logprob(tokenizer, pair[1], log_probabilities(candidates, pair[1], n_top))
 
-        pairs = list(
-            zip(rows, sequence.tokens[stop - n + 1 : stop + 1], strict=False)
-        )  # none follows the prompt's last
+        following = sequence.context[stop - n + 1 : stop + 1]  # none follows the prompt's last
+        pairs = list(zip(rows, following, strict=False))
         sequence.logprobs += self._sampling.map(logprob, pairs, rows.size)
 
     def _begin_choices(self, sequence: SequenceState, rows: Logits) -> None:
@@ -433,40 +442,38 @@ class Scheduler:
             self.memory.keep(sequence.cache)  # a checkpoint: the window before the prompt's end will move on
         forks = [sequence.fork(k, self.memory.fork(sequence.cache)) for k in range(1, sequence.n_choices)]
         for k, one in enumerate([sequence, *forks]):
-            one.sampler = SamplerState(
-                seed_of_choice(generation.seed, k), self.model.tokenizer, self.model.find_sampler
-            )
-            one.text = self._text(sequence, k)
+            seed = seed_of_choice(generation.seed, k)
+            sampler = SamplerState(seed, self.model.tokenizer, self.model.find_sampler)
+            one.begin_text(sampler, self._text(sequence, k))
+            one.keep_logits(rows)
             self._drafts.begin(one)
             if one is not sequence:
                 self.running.enter(one)
-        self._ready += [(one, rows[-1:].copy()) for one in forks]
-        self._ready.append((sequence, rows[-1:]))
+        self._ready += [*forks, sequence]
 
     def _text(self, sequence: SequenceState, choice: int) -> ChoiceText:
-        assert sequence.request.generation is not None
-        index = sequence.number * sequence.n_choices + choice
-        return ChoiceText(sequence.request.generation, index, self.model.tokenizer, sequence.prompt, sequence.max_new)
+        request, index = sequence.request, sequence.number * sequence.n_choices + choice
+        assert request.generation is not None
+        text = ChoiceText(request.generation, index, self.model.tokenizer, sequence.prompt, sequence.max_new)
+        request.texts.append(text)
+        return text
 
     def _draw_ready(self) -> None:
         """Draw the next tokens of all sequences that have logits.
 
-        A sequence whose draft has the token that was drawn goes on with the next row of its logits.
+        A sequence whose draft has the token that was drawn has another draw.
         """
-        waiting, self._ready, ready = self._ready, [], []
-        for pair in waiting:
-            sequence = pair[0]
+        ready, self._ready = self._ready, []
+        for sequence in ready:
             if sequence.draw_s > SLOW_DRAW_S and not sequence.n_drafted:
                 sequence.drawing = True
-                self._drawing[self._sampling.draw_beside(pair)] = sequence
-            else:
-                ready.append(pair)
-        while ready := [pair for pair in ready if not pair[0].request.closed]:
-            going_on = []
-            for (sequence, rows), token in zip(ready, self._sampling.draw(ready), strict=True):
-                if self._take_drawn(sequence, token):
-                    going_on.append((sequence, rows[1:]))
-            ready = going_on
+                self._drawing[self._sampling.draw_beside(sequence)] = sequence
+        ready = [sequence for sequence in ready if not sequence.drawing]
+        while ready:
+            tokens = self._sampling.draw(ready, self.model.config.n_vocab)
+            ready = [one for one, token in zip(ready, tokens, strict=True) if self._take(one, token)]
+            for sequence in ready:
+                self._lifecycle.count_accepted(sequence.request)
 
     def _take_slow_draws(self) -> None:
         """Go on with the sequences whose slow draws have ended."""
@@ -478,43 +485,31 @@ class Scheduler:
                 error = BadRequestError(f"the grammar takes too long: {sequence.draws_s:.0f} s for {n} tokens")
                 self._lifecycle.fail(sequence.request, error)
             elif any(one is sequence for one in self.running):  # neither cancelled nor ended by time
-                self._take_drawn(sequence, future.result())
+                self._take(sequence, future.result())
 
-    def _take_drawn(self, sequence: SequenceState, token: int | Exception) -> bool:
-        """Go on as `_take` does; errors end the request alone."""
-        if sequence.request.closed:
-            return False  # another choice of the request has failed
-        if isinstance(token, Exception):
-            self._lifecycle.fail_unexpectedly(sequence.request, token)
-            return False
-        try:
-            return self._take(sequence, token)
-        except Exception as error:
-            self._lifecycle.fail_unexpectedly(sequence.request, error)
-            return False
+    def _take(self, sequence: SequenceState, token: int | Exception) -> bool:
+        """Take a drawn token into its text, and go on behind it.
 
-    def _take(self, sequence: SequenceState, token: int) -> bool:
-        """Go on with a sequence after a token was drawn for it.
-
-        True if its draft has the token, so that there are logits for the next.
+        True if its draft has the token, so that there are logits for the next. Errors end its request alone.
         """
-        sampler, text = sequence.sampler, sequence.text
-        assert sampler is not None
-        assert text is not None
-        self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
-        n_reasoning, n_tokens = text.n_reasoning, text.n_tokens
-        events = text.feed(token, sampler.logprobs)
-        sequence.request.n_generated += text.n_tokens - n_tokens
-        sequence.request.n_reasoning += text.n_reasoning - n_reasoning
-        self._lifecycle.emit(sequence.request, *events)
-        if text.finished is None:
-            sequence.tokens.append(token)
-            if sequence.draft is not None and sequence.draft.accepts(token):
-                return True
-        self._drafts.settle(sequence)
-        if text.finished is not None:
+        request, text = sequence.request, sequence.text
+        if request.closed:
+            return False  # another choice of the request has failed
+        try:
+            assert text is not None
+            if isinstance(token, Exception):
+                raise token
+            self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
+            self._lifecycle.emit(request, *sequence.take(token))
+            if text.finished is None:
+                return sequence.advance(token)
+            sequence.settle()
+            if (message := request.generation) is not None and message.slot is not None:
+                self.slots.note(message.slot, sequence.cache)
             self.running.leave(sequence)
             self._lifecycle.end_choice(sequence, text)
+        except Exception as error:
+            self._lifecycle.fail_unexpectedly(request, error)
         return False
 
     def _add_vector_rows(self, sequence: SequenceState, rows: Logits) -> None:
@@ -522,9 +517,10 @@ class Scheduler:
         sequence.rows.append(rows)
         if sequence.n_missing:
             return
+        request = sequence.request.message
         assert self.pooling is not None
-        pooling = Pooling.MEAN if self.pooling is Pooling.NONE else self.pooling
-        vector = pool_states(np.concatenate(sequence.rows), pooling)
+        assert isinstance(request, EmbeddingRequest)
+        vector = self.pooling.pool(np.concatenate(sequence.rows), request.pooling, normalize=request.normalize)
         self._lifecycle.emit(sequence.request, Embedding(sequence.number, vector))
         self._lifecycle.end_prompt(sequence.request)
         self.running.leave(sequence, keep=False)

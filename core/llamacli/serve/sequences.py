@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import attrs
 import numpy as np
 
 from llamacli.engine.adapters import Adapters
-from llamacli.engine.batching import Logits, TakeHidden
-from llamacli.generation.drafting import hidden_taker
-from llamacli.generation.drafts import Draft
+from llamacli.engine.batching import Logits
+from llamacli.generation.stream import TokenSequence
 from llamacli.kv import KVSequence
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import GenerationRequest, Ids, Request, TokenLogprob, Usage
@@ -22,12 +22,12 @@ class RequestState:
     """Request that the scheduler has taken.
 
     - `message`: the request. `target`: where its events go; the scheduler does not look at it.
+    - `generation`: the request, if it is one of text. `texts`: of its choices, those that have begun.
     - `submitted_at`, `admitted_at`, `prompted_at`: times at which it came, left the queue, and had all of its prompts
       evaluated; None before.
     - `n_prompt`: tokens of its prompts. `n_unprompted`: prompts that are not evaluated.
     - `n_open`: choices and vectors that have not ended.
     - `n_cached`, `n_processed`: prompt tokens that came from the prefix cache, and prompt tokens that are done.
-    - `n_generated`, `n_reasoning`: tokens generated, and those of reasoning.
     - `n_drafted`, `n_accepted`: tokens drafted, and drafted tokens that came.
     - `cancelled`: set from any thread, seen at the next step.
     - `closed`: set when nothing of it is left.
@@ -43,42 +43,45 @@ class RequestState:
     prompted_at: float | None = None
     n_cached: int = 0
     n_processed: int = 0
-    n_generated: int = 0
-    n_reasoning: int = 0
     n_preempted: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     cancelled: bool = False
     closed: bool = False
+    texts: list[ChoiceText] = attrs.field(factory=list)
+    generation: GenerationRequest | None = attrs.field(init=False)
+
+    @generation.default
+    def _find_generation(self) -> GenerationRequest | None:
+        return self.message if isinstance(self.message, GenerationRequest) else None
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens generated so far."""
+        return sum(text.n_tokens for text in self.texts)
 
     @property
     def usage(self) -> Usage:
         """Numbers of tokens so far."""
-        return Usage(self.n_prompt, self.n_cached, self.n_generated, self.n_reasoning, self.n_drafted, self.n_accepted)
-
-    @property
-    def generation(self) -> GenerationRequest | None:
-        """The request, if it is one of text."""
-        return self.message if isinstance(self.message, GenerationRequest) else None
+        n_reasoning = sum(text.n_reasoning for text in self.texts)
+        return Usage(self.n_prompt, self.n_cached, self.n_generated, n_reasoning, self.n_drafted, self.n_accepted)
 
 
 @attrs.define(eq=False)
-class SequenceState:
+class SequenceState(TokenSequence):
     """Sequence of tokens: a prompt, then one choice after it.
 
     A prompt becomes the sequence of its first choice; `fork` makes those of the others.
 
     - `request`: its request. `number`: index of the prompt there; `arrival`: number of the prompt among all that came.
     - `prompt`: token ids. `n_choices`, `max_new`: choices after it, and the maximum of tokens of each.
-    - `chain`: samplers of its choices, None of an embedding. `adapters`: LoRA adapters, with their scales.
+    - `params`: samplers of its choices. `adapters`: LoRA adapters, with their scales.
     - `choice`: index of the choice.
-    - `tokens`: all tokens so far, of which the `cache` holds the first; there is no cache before admission.
-    - `sampler`, `text`: of a choice; None before the prompt is evaluated, and in embeddings.
+    - `context`: all tokens so far, of which the `cache` holds the first; there are none before admission.
+    - `text`: of a choice; None before the prompt is evaluated, and in embeddings.
     - `n_preempted`: times that it was preempted. `n_served`: prompt tokens evaluated since it was admitted.
     - `last_at`: time of the last token.
     - `logprobs`, `rows`: log-probabilities, or hidden states, of the prompt so far, where they are asked for.
-    - `draft`: drafts of a choice, None without.
-    - `n_again`: drafted tokens that came and are evaluated again, because recurrent states went back before the draft.
     - `draw_s`: CPU seconds of the last draw, and `draws_s` of all. `drawing`: true while a draw runs beside the steps.
     """
 
@@ -88,20 +91,17 @@ class SequenceState:
     prompt: Ids
     n_choices: int
     max_new: int
-    chain: SamplerChain | None
+    params: SamplerChain
     adapters: Adapters = ()
     choice: int = 0
-    tokens: list[int] = attrs.field(factory=list)
+    _tokens: list[int] = attrs.field(factory=list)
     cache: KVSequence = attrs.field(init=False)
-    sampler: SamplerState | None = None
     text: ChoiceText | None = None
     n_preempted: int = 0
     n_served: int = 0
     last_at: float | None = None
     logprobs: list[TokenLogprob] = attrs.field(factory=list)
     rows: list[Logits] = attrs.field(factory=list)
-    draft: Draft | None = None
-    n_again: int = 0
     draw_s: float = 0.0
     draws_s: float = 0.0
     drawing: bool = False
@@ -109,14 +109,52 @@ class SequenceState:
     def __str__(self) -> str:
         return f"the request {self.request.message.id}"
 
+    def begin(self, cache: KVSequence) -> None:
+        """Begin with the prompt, in a cache that is empty."""
+        self._tokens, self.cache = [*self.prompt], cache
+
     def fork(self, choice: int, cache: KVSequence) -> SequenceState:
         """Sequence of another choice after the same prompt."""
         other = SequenceState(
-            self.request, self.number, self.arrival, self.prompt, self.n_choices, self.max_new, self.chain,
-            self.adapters, choice, list(self.tokens), n_served=self.n_served,
+            self.request, self.number, self.arrival, self.prompt, self.n_choices, self.max_new, self.params,
+            self.adapters, choice, list(self._tokens), n_served=self.n_served,
         )  # fmt: skip
         other.cache = cache
         return other
+
+    def begin_text(self, sampler: SamplerState, text: ChoiceText) -> None:
+        """Begin a choice, of which the logits are still to be kept."""
+        self._sampler, self.text = sampler, text
+
+    def keep_logits(self, rows: Logits) -> None:
+        """Keep the logits after the last token and each drafted one."""
+        n = 1 + self.n_drafted
+        drafted = () if self.draft is None else self.draft.tokens
+        self._logits, self._ahead = rows[-n], list(zip(drafted, rows[len(rows) - n + 1 :], strict=True))
+
+    def draw_and_accept(self) -> int | Exception:
+        """Draw the next token, and accept it unless it ends the text.
+
+        An error takes its place. Threads call this for several sequences at once.
+        """
+        assert self.text is not None
+        started = time.thread_time()
+        try:
+            token = self.draw()
+            if token not in self.text.end_ids:
+                self._sampler.accept(token)
+        except Exception as error:
+            return error
+        self.draw_s = time.thread_time() - started
+        self.draws_s += self.draw_s
+        return token
+
+    def advance(self, token: int, *, accept: bool = False) -> bool:
+        """Go on behind a drawn token, which the context has afterwards."""
+        if super().advance(token, accept=accept):
+            return True
+        self._tokens.append(token)
+        return False
 
     @property
     def key(self) -> str:
@@ -146,7 +184,7 @@ class SequenceState:
     @property
     def n_missing(self) -> int:
         """Tokens to evaluate before the next draw."""
-        return len(self.tokens) - len(self.cache.tokens)
+        return len(self._tokens) - len(self.cache.tokens)
 
     @property
     def n_left(self) -> int:
@@ -156,12 +194,12 @@ class SequenceState:
     @property
     def embeds(self) -> bool:
         """True for an embedding."""
-        return self.chain is None
+        return self.request.generation is None
 
     @property
     def kind(self) -> tuple[bool, bool]:
         """Key that sequences of one pass have in common: embeddings, adapters."""
-        return self.chain is None, bool(self.adapters)
+        return self.embeds, bool(self.adapters)
 
     @property
     def wants_rows(self) -> bool:
@@ -174,23 +212,26 @@ class SequenceState:
 
     @property
     def decodes(self) -> bool:
-        """True in decode steps, false while tokens are missing (prefill)."""
-        return self.text is not None and len(self.tokens) - len(self.cache.tokens) <= 1 + self.n_again
+        """True in decode steps, false while more tokens are missing (prefill)."""
+        return self.n_missing <= self.n_decode
+
+    @property
+    def n_decode(self) -> int:
+        """Most tokens of a decode step before its draft, 0 in prompts.
+
+        Recurrent states go back before a draft whose tokens did not all come, and those that came are evaluated again.
+        """
+        return 0 if self.text is None else 1 if self.draft is None else 1 + self.draft.max_tokens
 
     @property
     def n_drafted(self) -> int:
         """Tokens of the draft of this step."""
         return 0 if self.draft is None else len(self.draft.tokens)
 
-    @property
-    def take_hidden(self) -> TakeHidden | None:
-        """Method of the drafter that takes hidden states, or None."""
-        return None if self.draft is None else hidden_taker(self.draft.drafter)
-
     def drop_draft(self) -> None:
         """End the drafts, and free the session of a draft model."""
-        draft, self.draft = self.draft, None
-        close = getattr(draft and draft.drafter, "close", None)
+        close = getattr(self.draft and self.draft.drafter, "close", None)
+        super().drop_draft()
         if close is not None:
             close()
 

@@ -11,6 +11,7 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafters import MAX_DRAFT, checked_max_tokens
 from llamacli.kv import N_BATCH
+from llamacli.tools.embedding import Pooling
 from llamacli.util.system import usable_cores
 
 MOST_RUNNING = 32
@@ -66,6 +67,7 @@ class EngineSettings:
     - `mode`, `threads`: as for `load_model`; `load_mode`: its `load`.
     - `overrides`: keys of the models' metadata that are replaced.
     - `prompt_cache`: folder of prefixes on disk, and its limit in bytes; None for none.
+    - `pooling`: pooling of embeddings that replaces that of the models' files.
     - `lookup`: draft tokens by prompt lookup. `draft_max`: maximum length of drafts.
     """
 
@@ -90,5 +92,6 @@ class EngineSettings:
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
+    pooling: Pooling | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

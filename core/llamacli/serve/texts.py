@@ -11,6 +11,7 @@ from llamacli.chat.syntax import Event as ReplyEvent
 from llamacli.chat.syntax import StopText
 from llamacli.generation.text import DrawnText
 from llamacli.sampling import LogProbs
+from llamacli.sampling.stop_strings import IndentLimit
 from llamacli.serve.requests import (
     ArgumentsDelta,
     Event,
@@ -19,7 +20,6 @@ from llamacli.serve.requests import (
     GenerationRequest,
     Ids,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
 )
 from llamacli.tokenizer import Tokenizer
@@ -38,28 +38,28 @@ class ChoiceText(DrawnText[Event]):
         reply, ends = request.reply, frozenset(request.end_ids)
         if not request.ignore_eos:
             ends |= tokenizer.eog_ids | (reply.end_ids if reply else frozenset())
-        decoder = tokenizer.stream(prompt, unparse_special=request.special_tokens)
+        ids = [token for token in prompt if token >= 0]
+        decoder = tokenizer.stream(ids, unparse_special=request.special_tokens)
         super().__init__(decoder, request.stop, ends, max_tokens)
         self._index, self._tokenizer, self._reply = index, tokenizer, reply
         self._includes_stop = request.include_stop
-        self._end_text = StopText(reply.end_text if reply and not request.ignore_eos else "")
+        self._indent = IndentLimit(request.min_indent)
+        self._end_text = StopText(*((reply.end_text, reply.end_unless) if reply and not request.ignore_eos else ("",)))
         self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
         if reply and self._reader:
             self._reader.begin(reply.begun)
         self.n_reasoning = self._n_calls = self._n_unassigned = 0
-        self._n_decoded = self._n_content = self._n_sent = 0
+        self._n_decoded = self._n_content = 0
         self._has_bytes = self.has_newline = False
         self._drawn: Drawn = collections.deque()
-        # Tokens of the content that are not sent, with their places in it.
-        self._scored: collections.deque[tuple[int, TokenLogprob]] = collections.deque()
         self.finished: Finished | None = None
 
-    def feed(self, token: int, logprobs: LogProbs | None = None) -> list[Event]:
+    def take(self, token: int, logprobs: LogProbs | None = None, *, is_last: bool = False) -> list[Event]:
         """Add a token that was drawn.
 
         Returns the events that are certain now. At the text's end the last is `Finished`.
         """
-        events = self.take(token, logprobs)
+        events = super().take(token, logprobs, is_last=is_last)
         return [*events, *self.finish(self.finish_reason)] if self.finish_reason else events
 
     def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Event]:
@@ -71,10 +71,14 @@ class ChoiceText(DrawnText[Event]):
         if logprobs is not None:
             scored = token_logprob(self._tokenizer, token, logprobs)
             self._drawn.append((self._n_decoded, self._n_decoded + len(piece), scored))
-        return events if self._is_stopped() else events + self._read(piece)
+        if not self._is_stopped():
+            events += self._read(piece)
+        if self._end_text.found or self._indent.found:
+            self.finish_reason = "stop"
+        return events
 
     def _is_stopped(self) -> bool:
-        return bool(self._stops.found) or self._end_text.found
+        return bool(self._stops.found) or self._end_text.found or self._indent.found
 
     def finish(self, reason: FinishReason, *, timed_out: bool = False) -> list[Event]:
         """End the text here; the last events of it."""
@@ -86,6 +90,7 @@ class ChoiceText(DrawnText[Event]):
         if not self._stops.found and self._reader is not None:
             events += self._sent(self._reader.locate("", final=True))
         if not self._stops.found:
+            events += self._delta(self._stops.feed(self._indent.flush()))
             events += self._delta(self._stops.flush())
             tokens = tuple(token for start, _, token in self._drawn if start == self._n_decoded)
             if tokens:
@@ -94,6 +99,8 @@ class ChoiceText(DrawnText[Event]):
             reason = "stop"
             if self._includes_stop:
                 events.append(TextDelta(self._index, self._stops.found))
+        elif self._indent.found:
+            reason = "length"
         if self._n_calls:
             reason = "tool_calls" if reason == "stop" else reason
         self.finished = Finished(self._index, reason, self._stops.found or None, timed_out)
@@ -135,17 +142,13 @@ class ChoiceText(DrawnText[Event]):
         if not text:
             return []
         for offset, token in take_content(self._drawn, start, start + len(text)):
-            self._scored.append((self._n_content + offset, token))
+            self._held.append((self._n_content + offset + 1, token))
         self._n_content += len(text)
-        return self._delta(self._stops.feed(text))
+        return self._delta(self._stops.feed(self._indent.feed(text)))
 
     def _delta(self, text: str) -> list[Event]:
         """Event of content, with the tokens that begin in it."""
         if not text:
             return []
-        self._n_sent += len(text)
         self.has_newline |= "\n" in text
-        tokens = []
-        while self._scored and self._scored[0][0] < self._n_sent:
-            tokens.append(self._scored.popleft()[1])
-        return [TextDelta(self._index, text, tokens=tuple(tokens))]
+        return [TextDelta(self._index, text, tokens=tuple(self._release(text)))]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from demo_copies import write_demo_without_template
+from fake_engine import FakeEngine
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
 from llamacli.plugins import Plugins
-from llamacli.testing.serving import FakeEngine
 
 Serve = Callable[..., Served]
 

@@ -11,10 +11,10 @@ from http.client import HTTPConnection
 
 import pytest
 
+from fake_engine import words
 from http_server import Served, wait_for
 from llamacli.serve.errors import InternalError, QueueFullError
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
-from llamacli.testing.serving import words
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

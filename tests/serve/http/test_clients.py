@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from fake_engine import FakeEngine, words
 from http_server import Served
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import InternalError, QueueFullError
 from llamacli.serve.requests import Admitted, Done, EmbeddingRequest, Finished, TextDelta, Timings, ToolCallDelta, Usage
-from llamacli.testing.serving import FakeEngine, words
 from suite import PROFILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

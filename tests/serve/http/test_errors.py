@@ -2,20 +2,20 @@ import contextlib
 
 import pytest
 
+from fake_engine import words
 from http_server import wait_for
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError
 from llamacli.serve import errors
 from llamacli.serve.http.errors import as_serve_error, openai_body
 from llamacli.serve.requests import Failed
 from llamacli.serve.streams import EventStream
-from llamacli.testing.serving import words
 
 
 @pytest.mark.parametrize(
     ("error", "status", "type_", "code"),
     [
         (errors.UnknownModelError("x"), 404, "not_found_error", "model_not_found"),
-        (errors.PromptTooLongError(600, 512), 400, "invalid_request_error", "context_length_exceeded"),
+        (errors.PromptTooLongError(600, 512), 400, "exceed_context_size_error", "context_length_exceeded"),
         (errors.QueueFullError("full", retry_after=7), 429, "rate_limit_error", "queue_full"),
         (errors.QueueTimeoutError("late", retry_after=7), 503, "unavailable_error", "queue_timeout"),
         (errors.LoadingError("soon", retry_after=7), 503, "unavailable_error", "loading"),

@@ -49,8 +49,7 @@ def test_completion(http, fake) -> None:
     settings = body["generation_settings"]
     assert (settings["seed"], settings["n_predict"], settings["temperature"]) == (3, -1, 0.25)
     assert settings["logit_bias"] == [{"token": 5, "bias": None}]
-    assert body["prompt"] == fake._model.tokenizer.decode(request.prompts[0], unparse_special=True)
-    assert body["prompt"].endswith("Once")
+    assert body["prompt"] == "<|begin|>Once"
     assert body["timings"]["predicted_per_token_ms"] == 100
     assert "completion_probabilities" not in body
     assert post(http, return_tokens=True).json["tokens"] == [7, 9]
@@ -118,7 +117,7 @@ def test_special_tokens_of_prompts(http, fake) -> None:
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 501),
         ("/embedding", {}, 400),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, 501),
-        ("/props", {}, 501),
+        ("/props", {"temperature": 1}, 501),
         ("/slots/0?action=save", {}, 501),
         ("/models/load", {"model": "other"}, 404),
     ],
@@ -204,3 +203,90 @@ def test_a_last_message_of_the_assistant_is_continued(http) -> None:
     new = {"messages": begun, "add_generation_prompt": True}
     assert http.send("/apply-template", new).json["prompt"].endswith("<assistant>So\n<assistant>")
     assert http.send("/apply-template", {"messages": [*begun, begun[-1]]}).status == 400
+
+
+def test_properties_are_defaults_of_later_requests(serve, fake) -> None:
+    http = serve(props=True, sampling={"top_k": 7}, seed=3)
+    before = http.send("/v1/completions", {"prompt": "a"}).json["system_fingerprint"]
+    assert http.send("/props", {"temperature": 0.25, "seed": 5, "max_tokens": 9}).json == {"success": True}
+    http.send("/completion", {"prompt": "a", "top_p": 0.5})
+    request = fake.requests[-1]
+    assert (request.params.temperature, request.params.top_k, request.params.top_p) == (0.25, 7, 0.5)
+    assert (request.seed, request.max_tokens) == (5, 9)
+    params = http.send("/props").json["default_generation_settings"]["params"]
+    assert (params["temperature"], params["top_k"], params["seed"]) == (0.25, 7, 5)
+    assert http.send("/v1/completions", {"prompt": "a"}).json["system_fingerprint"] != before
+    http.send("/props", {"seed": -1, "max_tokens": -1})
+    seeds = {http.send("/completion", {"prompt": "a"}).json["generation_settings"]["seed"] for _ in range(3)}
+    assert (len(seeds), fake.requests[-1].max_tokens) == (3, None)
+    assert http.send("/props", {"temperature": "hot"}).json["error"]["param"] == "temperature"
+
+
+def test_probabilities_by_which_tokens_were_drawn(http, fake) -> None:
+    fake.script = script
+    (first, second) = post(http, n_probs=2, post_sampling_probs=True).json["completion_probabilities"]
+    assert fake.requests[0].params.post_sampling_probs
+    assert (first["prob"], [one["prob"] for one in first["top_probs"]]) == (
+        pytest.approx(np.exp(-0.5)), pytest.approx([np.exp(-0.5), np.exp(-1.5)])
+    )  # fmt: skip
+    assert not {"logprob", "top_logprobs"} & {*first, *second}
+    assert http.send("/v1/completions", {"prompt": "a", "post_sampling_probs": True}).status == 400
+    post(http, n_indent=4)
+    assert fake.requests[-1].min_indent == 4
+
+
+class TestSlots:
+    @pytest.fixture
+    def slots(self, serve, fake, tmp_path):
+        """Server whose actions on slots are `calls`."""
+
+        class Recorder:
+            calls: list[Any] = []  # noqa: RUF012 - one test's
+
+            def save(self, *given: Any) -> tuple[int, int]:
+                self.calls.append(given)
+                return 3, 99
+
+            restore = save
+
+            def erase(self, slot: int) -> int:
+                return slot + 1
+
+        recorder = Recorder()
+        recorder.calls = []
+        fake.slots = lambda name: recorder
+        yield serve(slot_folder=tmp_path), recorder.calls, tmp_path
+        del fake.slots
+
+    def test_actions(self, slots) -> None:
+        http, calls, folder = slots
+        body = {"filename": "my chat.bin"}
+        saved = http.send("/slots/1?action=save", body).json
+        assert (saved["id_slot"], saved["n_saved"], saved["n_written"]) == (1, 3, 99)
+        restored = http.send("/slots/2?action=restore&model=demo", body).json
+        assert (restored["id_slot"], restored["n_restored"], restored["n_read"]) == (2, 3, 99)
+        assert calls == [(1, folder / "my chat.bin"), (2, folder / "my chat.bin")]
+        assert http.send("/slots/1?action=erase", method="POST").json == {"id_slot": 1, "n_erased": 2}
+
+    @pytest.mark.parametrize(
+        "name", ["", "..", "../a", "/etc/passwd", "a/b", "a\\b", "a\0b", ".hidden", "a" * 300, None, 5]
+    )
+    def test_names_outside_of_the_folder_are_refused(self, name: Any, slots) -> None:
+        http, calls, _ = slots
+        for action in ("save", "restore"):
+            reply = http.send(f"/slots/1?action={action}", {"filename": name})
+            assert (reply.status, reply.json["error"]["param"]) == (400, "filename")
+        assert not calls
+
+    @pytest.mark.parametrize(
+        "path", ["/slots/x?action=save", "/slots/256?action=save", "/slots/1?action=x", "/slots/1"]
+    )
+    def test_wrong_slots_and_actions(self, path: str, slots) -> None:
+        assert slots[0].send(path, {"filename": "a"}).status == 400
+
+    def test_numbers_of_requests(self, slots, fake) -> None:
+        http = slots[0]
+        for given, found in ((7, 7), (-1, None), (None, None)):
+            post(http, id_slot=given)
+            assert fake.requests.pop().slot == found
+        assert post(http, id_slot=256).status == 400

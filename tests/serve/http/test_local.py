@@ -1,6 +1,7 @@
+import attrs
 import pytest
 
-from http_server import TEMPLATE
+from http_server import TEMPLATE, wait_for
 from llamacli.serve.requests import AdapterInfo
 
 
@@ -173,3 +174,15 @@ def test_wrong_adapters_are_refused(lora, message: str, http, fake) -> None:
 def test_adapters_are_set_by_an_array(http) -> None:
     reply = http.send("/lora-adapters", {"id": 0, "scale": 1})
     assert (reply.status, reply.json["error"]["message"]) == (400, "the body is not a JSON array")
+
+
+def test_properties_of_a_model_keep_it_asleep(serve, fake, monkeypatch) -> None:
+    http, infos = serve(), fake.models()
+    awake = http.send("/props").json
+    assert awake["is_sleeping"] is False
+    wait_for(lambda: not fake.n_pins)
+    asleep = tuple(attrs.evolve(info, loaded=False, fingerprint="") for info in infos)
+    monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
+    monkeypatch.setattr(fake, "pin", None, raising=False)
+    assert http.send("/props").json == {**awake, "is_sleeping": True}
+    assert [one["status"]["value"] for one in http.send("/v1/models").json["data"]] == ["unloaded"]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from fake_engine import FakeEngine
 from http_server import TEMPLATE, Served
 from llamacli import Model
 from llamacli.chat.logprobs import token_logprob
 from llamacli.sampling import LogProbs
 from llamacli.serve.requests import Admitted, Done, Event, GenerationRequest, PromptLogprobs, Timings, Usage
 from llamacli.serve.texts import ChoiceText
-from llamacli.testing.serving import FakeEngine
 from suite import examples
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d"}}</tool_call>'
@@ -61,7 +61,7 @@ def script(model: Model, parts: Sequence[Any]) -> Callable[[Any], list[Any]]:
             steps: list[list[Event]] = []
             for token in tokens[k:]:
                 if text.finished is None:
-                    steps.append(text.feed(token, LogProbs(-1.0, ((token, -1.0), (5, -2.0)))))
+                    steps.append(text.take(token, LogProbs(-1.0, ((token, -1.0), (5, -2.0)))))
             if text.finished is None:
                 steps.append(text.finish("length"))
             choices.append(steps)

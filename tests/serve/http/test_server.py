@@ -1,12 +1,17 @@
+import http.client
 import socket
+import ssl
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from certificate import write_certificate
 from http_server import served
 from llamacli.errors import InvalidRequestError
-from llamacli.serve.http.server import listen
+from llamacli.serve.http.server import HttpServer, expect_certificate, listen, listening
+from llamacli.serve.http.settings import HttpSettings
 
 pytestmark = pytest.mark.medium
 
@@ -29,6 +34,54 @@ def test_ipv6() -> None:
         pytest.skip("no IPv6")
     with listen("::1", 0) as listening:
         assert listening.family == socket.AF_INET6
+
+
+def test_several_addresses_have_one_port(fake) -> None:
+    with listening(["127.0.0.1", "127.0.0.2"], 0) as sockets:
+        addresses = [one.getsockname() for one in sockets]
+        assert [host for host, _ in addresses] == ["127.0.0.1", "127.0.0.2"]
+        assert addresses[0][1] == addresses[1][1]
+        ready = threading.Event()
+        server = HttpServer(fake, HttpSettings(hosts=("127.0.0.1", "127.0.0.2")), sockets, ready.set)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert ready.wait(30)
+        for host, port in addresses:
+            connection = http.client.HTTPConnection(host, port, timeout=30)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            connection.close()
+        server.stop()
+        thread.join(30)
+
+
+def test_no_address_is_kept_if_one_is_wrong() -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(InvalidRequestError, match="cannot listen on 256"), listening(["127.0.0.1", "256.0.0.1"], port):
+        pass
+    listen("127.0.0.1", port).close()
+
+
+def test_tls(fake, tmp_path: Path) -> None:
+    files = write_certificate(tmp_path)
+    expect_certificate(files)
+    with served(fake, ssl=files) as server:
+        context = ssl.create_default_context(cafile=str(files[0]))
+        connection = http.client.HTTPSConnection("localhost", server.port, timeout=30, context=context)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            server.send("/health")
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path)
+    with pytest.raises(InvalidRequestError, match=r"key.pem and .*certificate.pem are not a certificate and its key"):
+        expect_certificate((key, certificate))
+    with pytest.raises(OSError, match=r"none.pem"):
+        expect_certificate((certificate, tmp_path / "none.pem"))
 
 
 def test_running_requests_end_before_the_server(fake) -> None:

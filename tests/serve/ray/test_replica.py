@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
 from adapters import write_adapter
 from conftest import TinyGguf
 from llamacli import load_model
+from llamacli.inputs import Contents, Inputs
 from llamacli.sampling import SamplingParams
 from llamacli.serve.errors import InternalError, PromptTooLongError
 from llamacli.serve.http.local import version
@@ -56,6 +59,16 @@ def test_a_call_begins_with_the_name_and_ends_with_its_last_event(replica: Repli
     found = asyncio.run(answers(replica, request()))
     assert found[0] == Hello("r1")
     assert isinstance(events(found)[-1], Done)
+
+
+def test_prompts_of_embeddings(replica: Replica) -> None:
+    with load_model(demo_path()) as model:
+        inputs = Inputs.of(embeddings=np.random.default_rng(1).normal(0, 0.3, (9, model.config.n_embd)))
+        text = model.create_completion(inputs, max_tokens=8, temperature=0.0)["choices"][0]["text"]
+    contents = Contents()
+    one = request(prompts=(tuple(contents.add(inputs)),), contents=contents, max_tokens=8)
+    found = events(asyncio.run(answers(replica, pickle.loads(pickle.dumps(one)))))
+    assert "".join(event.text for event in found if isinstance(event, TextDelta)) == text
 
 
 def test_errors_of_the_request_are_events(replica: Replica) -> None:

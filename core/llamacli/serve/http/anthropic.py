@@ -173,7 +173,7 @@ async def count_tokens(call: Call, request: MessagesRequest) -> None:
     """Number of tokens of a conversation."""
     chat = as_chat(request)
     info, model = await call.model(chat.model)
-    prompt = await call.compute(chat_prompt, chat, model, info, call.settings, fits=False)
+    prompt = await call.compute(chat_prompt, chat, model, info, call.settings_of(info), fits=False)
     await call.respond({"input_tokens": len(prompt.ids)})
 
 

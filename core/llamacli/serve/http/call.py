@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from llamacli.model import Model
+from llamacli.serve.catalogue import Catalogue
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import (
     ApiKeyError,
@@ -85,12 +86,13 @@ class DisconnectedError(Exception):
     """The client has closed the connection."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Server:
     """Engine, settings and threads of the endpoints.
 
-    `pool` runs short work on texts (templates, tokenizing), `long_texts` that on long ones, one at a time, `compilers`
-    grammars and schemas, which may take longer.
+    `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
+    `long_texts` that on long ones, one at a time, `compilers` grammars and schemas, which may take longer.
+    `props` are the properties of models that were loaded once, with their fingerprints then.
     """
 
     engine: Engine
@@ -100,6 +102,12 @@ class Server:
     compilers: Compilers = attrs.field(factory=Compilers)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
     unknown: set[str] = attrs.field(factory=set)
+    props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
+    catalogue: Catalogue | None = attrs.field(init=False)
+
+    @catalogue.default
+    def _catalogue(self) -> Catalogue | None:
+        return None if self.settings.catalogue is None else Catalogue(self.settings.catalogue)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the pool."""
@@ -124,9 +132,11 @@ class Server:
     def _described(self, info: ModelInfo) -> ModelInfo:
         """Add scales of adapters, template and defaults to a fingerprint."""
         scales, template = [scale for _, scale in info.adapter_scales], self.settings.template
-        defaults = {**self.settings.sampling, "max_tokens": self.settings.max_tokens}
+        defaults: dict[str, Any] = {**self.settings.sampling, "max_tokens": self.settings.max_tokens}
         if not self.settings.reasoning:
             defaults["reasoning"] = False
+        if info.preset is not None:
+            defaults["preset"] = info.preset
         changed = [f"{name} {value}" for name, value in sorted(defaults.items()) if value is not None]
         if not any(scales) and template is None and not changed:
             return info
@@ -167,6 +177,21 @@ class Call:
     def started(self) -> bool:
         """True once the response has begun."""
         return self.access.status is not None
+
+    def settings_of(self, info: ModelInfo) -> HttpSettings:
+        """Settings of the server, with a model's own defaults."""
+        settings, preset = self.settings, info.preset
+        if preset is None:
+            return settings
+        return attrs.evolve(
+            settings,
+            template=preset.template or settings.template,
+            sampling={**settings.sampling, **preset.sampling},
+            seed=settings.seed if preset.seed is None else preset.seed,
+            max_tokens=settings.max_tokens if preset.max_tokens is None else preset.max_tokens,
+            system=preset.system,
+            stop=preset.stop,
+        )
 
     # --- request
 
@@ -241,7 +266,7 @@ class Call:
         if self._n_body <= LONG_BODY:
             return await self.server.run(function, *args, **kwargs)
         call = functools.partial(function, *args, **kwargs)
-        return await self._unless_gone(_in_thread(self.server.long_texts, call))
+        return await self.unless_gone(_in_thread(self.server.long_texts, call))
 
     async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
         """Loaded model of a name, and what the engine knows of it.
@@ -251,7 +276,7 @@ class Call:
         """
         info = self.server.find_model(name)
         if info.name not in self._pins:
-            await self._unless_gone(self._pin(info.name))
+            await self.unless_gone(self._pin(info.name))
         self.access.fields["model"] = info.name
         return self.server.find_model(info.name), self._pins[info.name].model
 
@@ -261,7 +286,12 @@ class Call:
 
         As for llama-server's router.
         """
-        return QueryParams(self.scope.get("query_string", b"")).get("model")
+        return self.query.get("model")
+
+    @property
+    def query(self) -> QueryParams:
+        """Query parameters."""
+        return QueryParams(self.scope.get("query_string", b""))
 
     async def _pin(self, name: str) -> None:
         deadline = time.monotonic() + self.settings.load_timeout
@@ -273,6 +303,27 @@ class Call:
                 if time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(ROOM_INTERVAL_S)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Parts of a body of any size, as they come.
+
+        Raises MediaTypeError, BodyTimeoutError, DisconnectedError.
+        """
+        declared = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # Types that a web page of another origin cannot send without asking first; ollama's client says JSON.
+        usual = {"application/octet-stream", "application/json", *([] if "origin" in self.headers else [""])}
+        if declared not in usual:
+            raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/octet-stream")
+        while not self._body_read:
+            try:
+                async with asyncio.timeout(self.settings.read_timeout):
+                    message = await self._receive()
+            except TimeoutError:
+                raise BodyTimeoutError("no part of the body came in time") from None
+            if message["type"] == "http.disconnect":
+                raise DisconnectedError
+            self._body_read = not message.get("more_body", False)
+            yield message.get("body", b"")
 
     async def _read(self) -> bytes:
         limit = self.settings.max_body
@@ -368,7 +419,7 @@ class Call:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def _unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of work.
 
         Raises DisconnectedError if the client leaves before it is done.

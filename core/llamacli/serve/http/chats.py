@@ -62,6 +62,8 @@ def chat_prompt(
     if tools is not None and tools.required and (schema is not None or grammar is not None):
         raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
     messages = as_dicts(request.messages)
+    if settings.system and messages[0]["role"] not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": settings.system})
     variables = default_variables(settings, request.tools or ()) | template_variables(request)
     described = None if tools is None else tools_as_dicts(request.tools or ())
     continues = _continues(request, messages)
@@ -77,7 +79,8 @@ def chat_prompt(
         messages[-1]["content"] = ""
     try:
         if continues:
-            rendering = continued(codec, messages, tools=described, variables=variables)
+            what = None if isinstance(request.continue_final_message, bool) else request.continue_final_message
+            rendering = continued(codec, messages, what, tools=described, variables=variables)
         else:
             prompting = request.add_generation_prompt is not False
             rendering = codec.render(messages, tools=described, variables=variables, add_generation_prompt=prompting)
@@ -150,6 +153,7 @@ def reply_format(codec: ChatCodec, rendering: Rendering, tools: Tools, variables
         markers={token: text for token, text in markers.items() if text},
         end_ids=ends.tokens,
         end_text=ends.text,
+        end_unless=ends.unless,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Counter, Histogram, generate_latest
@@ -60,10 +61,11 @@ _LLAMACPP: dict[str, Callable[[ModelStats], float]] = {
 class HttpMetrics:
     """Metrics of the HTTP layer.
 
-    Requests by endpoint and status, and the delay of the event loop.
+    Requests by endpoint and status, and the delay of the event loop. `started` is in seconds since 1970.
     """
 
     def __init__(self) -> None:
+        self.started = time.time()
         self.registry = CollectorRegistry()
         labels = ["endpoint", "status", "finish_reason"]
         self._requests = Counter("llamacli_requests", "Requests by outcome.", labels, registry=self.registry)

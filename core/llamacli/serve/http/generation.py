@@ -20,6 +20,7 @@ from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import chat_prompt, echoed_text
 from llamacli.serve.http.constraints import chain, schema_of
+from llamacli.serve.http.prompt_embeds import embedded_prompts
 from llamacli.serve.http.prompts import encoded_prompts
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, LoraScale, Sampling
@@ -52,21 +53,24 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     if request.stream_options is not None and not request.stream:
         raise BadRequestError("stream_options: it is for streams only", "stream_options")
     info, model = await call.model(request.model)
+    settings = call.settings_of(info)
     n_top = _n_top(request)
-    reply, echoes = None, bool(request.echo)
+    reply, contents, echoes = None, None, bool(request.echo)
     if isinstance(request, ChatRequest):
-        prompt = await call.compute(chat_prompt, request, model, info, call.settings)
+        prompt = await call.compute(chat_prompt, request, model, info, settings)
         prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
         echoes = bool(echoed_text(request))
     else:
+        embedded, contents = await call.compute(embedded_prompts, request, info)
         prompts, constraint = await call.compute(_texts, request, model, info)
+        prompts = [*(("", keys) for keys in embedded), *prompts]
     wants_ids = isinstance(request, CompletionRequest) and request.return_token_ids
     n_probs = max(1, n_top) if n_top is not None else int(bool(wants_ids))
     ends = tuple(request.stop_token_ids or ())
     all_ends = {*ends, *(reply.end_ids if reply is not None else ())}
     n_ctx = info.n_ctx or model.config.n_ctx
-    params = sampling_params(call.settings, request, model, n_ctx, constraint, n_probs, all_ends)
-    seed = call.settings.seed if request.seed is None else request.seed
+    params = sampling_params(settings, request, model, n_ctx, constraint, n_probs, all_ends)
+    seed = settings.seed if request.seed is None else request.seed
     seed = secrets.randbits(63) if seed is None or seed < 0 else seed
     call.access.fields["seed"] = seed
     seconds = request.t_max_predict_ms
@@ -74,11 +78,13 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         id=call.request_id,
         model=info.name,
         prompts=tuple(tuple(ids) for _, ids in prompts),
+        contents=contents or None,
         params=params if constraint.is_free else await compiled(call, model, params),
         seed=seed,
         n=request.n or request.n_cmpl or 1,
-        max_tokens=_max_tokens(request, call.settings.max_tokens),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        max_tokens=_max_tokens(request, settings.max_tokens),
+        stop=_stops(settings.stop if request.stop is None else request.stop),
+        min_indent=getattr(request, "n_indent", None) or 0,
         include_stop=bool(request.include_stop_str_in_output),
         ignore_eos=bool(request.ignore_eos),
         end_ids=ends,
@@ -89,6 +95,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         progress=bool(request.return_progress and request.stream),
         key=call.key,
         draft_max=request.draft_max,
+        slot=request.id_slot if request.id_slot is not None and request.id_slot >= 0 else None,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
     return Prepared(generation, info, tuple(text for text, _ in prompts), n_top)
@@ -101,6 +108,10 @@ def _texts(request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[l
     """
     constraint = completion_constraint(*schema_of(request))
     return encoded_prompts(request, model, info), constraint
+
+
+def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _n_top(request: ChatRequest | CompletionRequest) -> int | None:
@@ -166,6 +177,7 @@ def sampling_params(
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after
     given["reasoning_markers"], given["n_probs"] = constraint.markers, n_probs
+    given["post_sampling_probs"] = bool(getattr(request, "post_sampling_probs", None))
     try:
         return params_with_defaults(given, model.metadata, n_ctx, model.find_sampler)
     except InvalidRequestError as error:

@@ -3,45 +3,58 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from llamacli.chat.logprobs import MIN_LOGPROB
+from llamacli.errors import LlamaCliError
+from llamacli.model import Model
 from llamacli.sampling import SamplerChain
-from llamacli.serve.errors import BadRequestError, NotSupportedError
+from llamacli.serve.errors import BadRequestError, NotSupportedError, ServeError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import chat_prompt
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import Prepared, prepared
-from llamacli.serve.http.openai.embeddings import embedded
+from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts
 from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings
 from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.common import MAX_SEED, MAX_SLOTS, sampling_struct
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
 from llamacli.serve.http.schemas.responses import ResponsesRequest
 from llamacli.serve.http.sse import event
 from llamacli.serve.requests import Done, Event, Finished, PromptProgress, TextDelta, Timings, TokenLogprob, Usage
+from llamacli.util.sampling_params import PARAMETERS
 
-_OWN = ("return_tokens", "response_fields")
+_ACTIONS = {"save": ("n_saved", "n_written"), "restore": ("n_restored", "n_read")}
+_FILE_NAME = re.compile(r"[\w-][\w .-]{0,199}", re.ASCII)
+_OWN = ("return_tokens", "response_fields", "post_sampling_probs", "n_indent")
 
 
 class NativeRequest(CompletionRequest, kw_only=True):
     """Request of `/completion`.
 
     Without `n_predict` the text may fill the context. With `return_tokens` the response has the ids of its tokens;
-    `response_fields` names the fields to return, with `/` between those of objects in others.
+    `response_fields` names the fields to return, with `/` between those of objects in others. With
+    `post_sampling_probs`, `n_probs` reports the probabilities by which tokens were drawn, behind all samplers. A text
+    ends before a line after its first that is indented less than `n_indent` characters.
     """
 
     foreign: ClassVar[Foreign] = {name: why for name, why in CompletionRequest.foreign.items() if name not in _OWN}
 
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=256)] | None = None
+    post_sampling_probs: bool | None = None
+    n_indent: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
 
 class InfillExtra(Schema, kw_only=True):
@@ -67,16 +80,34 @@ class InfillRequest(NativeRequest, kw_only=True):
 
 
 class NativeEmbeddings(Schema, kw_only=True):
-    """Request of `/embedding`; `input` is another name of `content`."""
+    """Request of `/embedding`; `input` is another name of `content`.
 
-    foreign: ClassVar[Foreign] = {
-        "embd_normalize": Refused("vectors have the length 1", (2,)),
-        "encoding_format": Refused("/v1/embeddings has it", ("float",)),
-    }
+    `embd_normalize`: 2 scales vectors to length 1, -1 leaves them as they are. Without pooling (`--pooling none`) each
+    text has a vector for each token, as it is.
+    """
+
+    foreign: ClassVar[Foreign] = {"encoding_format": Refused("/v1/embeddings has it", ("float",))}
 
     content: Prompt | None = None
     input: Prompt | None = None
     model: str | None = None
+    embd_normalize: Literal[-1, 2] | None = None
+
+
+class SlotFile(Schema, kw_only=True):
+    """Request of `/slots/N?action=save`: name of a file."""
+
+    filename: str
+
+
+class DefaultParams(sampling_struct(*PARAMETERS), Schema, kw_only=True):  # type: ignore[misc]
+    """Request of `POST /props`: parameters of requests that give none.
+
+    -1 is a random seed, and no limit.
+    """
+
+    seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
+    max_tokens: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
 
 
 async def completion(call: Call, request: NativeRequest) -> None:
@@ -106,14 +137,18 @@ async def embedding(call: Call, request: NativeEmbeddings) -> None:
     given = request.input if request.content is None else request.content
     if given is None:
         raise BadRequestError("content: it is required", "content", "missing_required_parameter")
-    reply, _ = await embedded(call, request.model, given)
-    await call.respond([{"index": i, "embedding": [reply.vectors[i].tolist()]} for i in sorted(reply.vectors)])
+    info, model = await call.model(request.model)
+    scaled = request.embd_normalize != -1 and info.pooling != "none"
+    reply = await pooled(call, info, await call.compute(encoded_inputs, given, model, info, None), normalize=scaled)
+    await call.respond(
+        [{"index": i, "embedding": np.atleast_2d(reply.vectors[i]).tolist()} for i in sorted(reply.vectors)]
+    )
 
 
 async def chat_tokens(call: Call, request: ChatRequest) -> None:
     """Number of tokens of a chat request's prompt."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
     await call.respond({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
@@ -122,26 +157,70 @@ async def response_tokens(call: Call, request: ResponsesRequest) -> None:
     await chat_tokens(call, as_chat(request))
 
 
-async def set_props(call: Call) -> None:
-    """Change of properties, which are options of the server here."""
-    raise NotSupportedError("properties are set by the options of `llamacli serve`")
+async def set_props(call: Call, given: DefaultParams) -> None:
+    """Change the defaults of later requests.
+
+    Off unless `--props` is given.
+    """
+    if not call.settings.props:
+        raise NotSupportedError("this server's properties cannot be changed; start it with --props")
+    settings = call.settings
+    sampling = {name: value for name in PARAMETERS if (value := getattr(given, name)) is not None}
+    changed: dict[str, Any] = {"sampling": {**settings.sampling, **sampling}}
+    if given.seed is not None:
+        changed["seed"] = given.seed if given.seed >= 0 else None
+    if given.max_tokens is not None:
+        changed["max_tokens"] = given.max_tokens if given.max_tokens >= 0 else None
+    call.server.settings = attrs.evolve(settings, **changed)
+    await call.respond({"success": True})
 
 
 async def slot_action(call: Call) -> None:
-    """Actions on slots, which have no caches of their own here."""
-    raise NotSupportedError("slots are not saved: requests share one prefix cache; see prompt caches of `llamacli run`")
+    """Save, restore or erase the cached text of a slot.
+
+    Off unless `--slot-save-path` is given.
+    """
+    folder, number = call.settings.slot_folder, call.path_params["id"]
+    if folder is None:
+        raise NotSupportedError("this server does not save slots; start it with --slot-save-path")
+    if not number.isascii() or not number.isdecimal() or int(number[:9]) >= MAX_SLOTS:
+        raise BadRequestError(f"slot {number!a} is not a number below {MAX_SLOTS}", "id_slot")
+    slot, action = int(number), call.query.get("action")
+    if action not in (*_ACTIONS, "erase"):
+        raise BadRequestError(f"action is {action!a}; it must be save, restore or erase", "action")
+    name = "" if action == "erase" else (await call.body(SlotFile)).filename
+    info, _ = await call.model(call.wanted_model)
+    slots = call.server.engine.slots(info.name)
+    if action == "erase":
+        await call.respond({"id_slot": slot, "n_erased": await call.server.run(slots.erase, slot)})
+        return
+    if not _FILE_NAME.fullmatch(name):
+        raise BadRequestError("filename: give the plain name of a file, such as chat.bin", "filename")
+    started = time.perf_counter()
+    try:
+        n_tokens, n_bytes = await call.server.run(getattr(slots, action), slot, folder / name)
+    except (OSError, LlamaCliError) as error:
+        if isinstance(error, ServeError):
+            raise
+        raise BadRequestError(f"filename: {name}: {getattr(error, 'strerror', None) or error}", "filename") from None
+    done, size = _ACTIONS[action]
+    milliseconds = (time.perf_counter() - started) * 1000
+    times = {f"{action}_ms": milliseconds}
+    await call.respond({"id_slot": slot, "filename": name, done: n_tokens, size: n_bytes, "timings": times})
 
 
 # --- responses
 
 
 async def _answer(call: Call, request: NativeRequest) -> None:
+    if request.prompt_embeds:
+        raise BadRequestError("prompt_embeds: give it to /v1/completions", "prompt_embeds", "unsupported_parameter")
     n_prompts = len(as_prompts(request.prompt, "prompt", 64))
     several = n_prompts * (request.n or request.n_cmpl or 1) > 1
     request.return_token_ids = bool(request.return_tokens or request.stream or several)
     made = await prepared(call, request)
     _, model = await call.model(request.model)
-    texts = [model.tokenizer.decode(ids, unparse_special=True) for ids in made.generation.prompts]
+    texts = [_spelled(model, ids) for ids in made.generation.prompts]
     async with call.run(made.generation) as events:
         shapes = _Shapes(request, made, texts, several=several)
         if not request.stream:
@@ -184,7 +263,7 @@ class _Shapes:
             case TextDelta() if one.text or one.tokens:
                 self._n_tokens[one.index] += len(one.tokens)
                 self._choices[one.index].text.append("\n" if "\n" in one.text else "")
-                yield self._chunk(one.index, one.text, one.tokens)
+                yield from (self._chunk(one.index, text, tokens) for text, tokens in _single(one))
             case Finished():
                 choice = self._choices[one.index]
                 choice.finish, choice.stop_string, choice.timed_out = one.reason, one.stop_string, one.timed_out
@@ -193,7 +272,7 @@ class _Shapes:
                     yield self._last(i, choice, one, "")
 
     def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        scores = {} if self._made.n_top is None else {"completion_probabilities": _scores(tokens, self._made.n_top)}
+        scores = {} if self._made.n_top is None else {"completion_probabilities": self._scores(tokens)}
         return {
             "index": index,
             "content": text,
@@ -225,7 +304,7 @@ class _Shapes:
         }
         found.pop("completion_probabilities", None)
         if is_scored:
-            found["completion_probabilities"] = _scores(choice.tokens, self._made.n_top or 0)
+            found["completion_probabilities"] = self._scores(choice.tokens)
         return _selected(found, self._request.response_fields) if self._request.response_fields else found
 
     def _counts(self, index: int, done: Done) -> tuple[Usage, Timings]:
@@ -234,8 +313,29 @@ class _Shapes:
             return done.usage, done.timings
         return Usage(self._n_prompt(index), 0, self._n_tokens[index]), done.timings
 
+    def _scores(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        return _scores(tokens, self._made.n_top or 0, drawn=bool(self._request.post_sampling_probs))
+
     def _n_prompt(self, index: int) -> int:
         return len(self._made.generation.prompts[index // self._made.generation.n])
+
+
+def _spelled(model: Model, ids: Sequence[int]) -> str:
+    """Text of token ids, special tokens and first space spelled."""
+    pieces = (model.tokenizer.piece_bytes(token, unparse_special=True) for token in ids)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _single(delta: TextDelta) -> Iterator[tuple[str, Sequence[TokenLogprob]]]:
+    """Parts of a text with a token each.
+
+    Where tokens are no whole characters, the text in one.
+    """
+    pieces = [token.piece.decode("utf-8", "ignore") for token in delta.tokens]
+    if len(pieces) > 1 and all(pieces) and "".join(pieces) == delta.text:
+        yield from ((piece, (token,)) for piece, token in zip(pieces, delta.tokens, strict=True))
+    else:
+        yield delta.text, delta.tokens
 
 
 def _settings(request: NativeRequest, made: Prepared) -> dict[str, Any]:
@@ -254,18 +354,23 @@ def _settings(request: NativeRequest, made: Prepared) -> dict[str, Any]:
         "ignore_eos": generation.ignore_eos,
         "stream": bool(request.stream),
         "n_probs": request.n_probs or 0,
+        "post_sampling_probs": bool(request.post_sampling_probs),
         "timings_per_token": bool(request.timings_per_token),
         "lora": [{"id": number, "scale": scale} for number, scale in generation.adapters],
     }
 
 
-def _scores(tokens: Sequence[TokenLogprob], n_top: int) -> list[dict[str, Any]]:
-    def shape(token: int, piece: bytes, logprob: float | None) -> dict[str, Any]:
-        text = piece.decode("utf-8", "replace")
-        return {"id": token, "token": text, "bytes": [*piece], "logprob": max(logprob or 0.0, MIN_LOGPROB)}
+def _scores(tokens: Sequence[TokenLogprob], n_top: int, *, drawn: bool = False) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens; of those `drawn` the probabilities."""
 
+    def shape(token: int, piece: bytes, logprob: float | None) -> dict[str, Any]:
+        text, score = piece.decode("utf-8", "replace"), logprob or 0.0
+        scored = {"prob": math.exp(score)} if drawn else {"logprob": max(score, MIN_LOGPROB)}
+        return {"id": token, "token": text, "bytes": [*piece], **scored}
+
+    others = "top_probs" if drawn else "top_logprobs"
     return [
-        {**shape(one.id, one.piece, one.logprob), "top_logprobs": [shape(*other) for other in one.top[:n_top]]}
+        {**shape(one.id, one.piece, one.logprob), others: [shape(*other) for other in one.top[:n_top]]}
         for one in tokens
     ]
 

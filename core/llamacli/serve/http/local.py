@@ -32,7 +32,7 @@ from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 async def tokenize(call: Call, request: TokenizeRequest) -> None:
     """Token ids of a text or of a conversation."""
     info, model = await call.model(request.model)
-    tokens = await call.compute(_tokenized, request, model, call.settings)
+    tokens = await call.compute(_tokenized, request, model, call.settings_of(info))
     result: dict[str, Any] = {"tokens": tokens}
     if request.content is None:
         result |= {"count": len(tokens), "max_model_len": info.n_ctx}
@@ -52,11 +52,6 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> None:
     await call.respond({"content": text, "prompt": text})
 
 
-async def no_ranking(call: Call) -> None:
-    """Ranking, scores and classes of texts: not supported."""
-    raise NotSupportedError("models with a head for ranking or classes are not supported; /v1/embeddings has vectors")
-
-
 async def tokenizer_info(call: Call) -> None:
     """Special tokens and chat template of a model, as vLLM's."""
     info, model = await call.model(call.wanted_model)
@@ -70,36 +65,46 @@ async def tokenizer_info(call: Call) -> None:
             ("pad", tokenizer.pad_id),
         )
     }
-    template = call.settings.template or own_templates(model.metadata).get("default")
+    template = call.settings_of(info).template or own_templates(model.metadata).get("default")
     await call.respond({**texts, "model_max_length": info.n_ctx, "chat_template": template})
 
 
 async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings, fits=False)
+    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
 async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
+    info = call.server.find_model(call.wanted_model)
+    fingerprint, found = call.server.props.get(info.name, ("", None))
+    if found is None or (info.loaded and info.fingerprint != fingerprint):
+        found = await _props(call)
+        info = call.server.find_model(info.name)
+        call.server.props[info.name] = info.fingerprint, found
+    await call.respond({**found, "is_sleeping": not info.loaded})  # looking keeps no model awake
+
+
+async def _props(call: Call) -> dict[str, Any]:
+    """Properties, of a model that is loaded now."""
     info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
-    params = attrs.asdict(sampling_params(call.settings, Sampling(), model, n_ctx, FREE))
-    params["seed"] = -1 if call.settings.seed is None else call.settings.seed
-    template = call.settings.template or own_templates(model.metadata).get("default", "")
-    await call.respond(
-        {
-            "default_generation_settings": {"n_ctx": n_ctx, "params": params},
-            "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
-            "total_slots": call.settings.total_slots,
-            "model_alias": info.name,
-            "model_path": PurePath(info.path).name,
-            "chat_template": template,
-            "n_ctx": n_ctx,
-            "build_info": f"llamacli {version()}",
-        }
-    )
+    settings = call.settings_of(info)
+    params = attrs.asdict(sampling_params(settings, Sampling(), model, n_ctx, FREE))
+    params["seed"] = -1 if settings.seed is None else settings.seed
+    template = settings.template or own_templates(model.metadata).get("default", "")
+    return {
+        "default_generation_settings": {"n_ctx": n_ctx, "params": params},
+        "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
+        "total_slots": call.settings.total_slots,
+        "model_alias": info.name,
+        "model_path": PurePath(info.path).name,
+        "chat_template": template,
+        "n_ctx": n_ctx,
+        "build_info": f"llamacli {version()}",
+    }
 
 
 def _described(one: Parameter) -> dict[str, Any]:
@@ -141,7 +146,8 @@ async def metrics(call: Call) -> None:
     """Metrics for Prometheus."""
     server = call.server
     text = exposition(server.engine.stats(), server.metrics, llamacpp=call.settings.llamacpp_metrics)
-    await call.respond_bytes(text, CONTENT_TYPE)
+    headers = {"process-start-time-unix": str(int(server.metrics.started))}
+    await call.respond_bytes(text, CONTENT_TYPE, headers=headers)
 
 
 async def slots(call: Call) -> None:

@@ -103,11 +103,13 @@ class Cors:
         """Handle one request."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         origin = headers.get("origin")
+        asks = scope["type"] == "http" and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         if origin is None or not self._allows(origin):
-            await self._app(scope, receive, send)
+            # Without the header that allows it, a browser sends nothing after a preflight request.
+            await (send_response(send, 200, {"vary": "Origin"}, b"") if asks else self._app(scope, receive, send))
             return
         given = {"access-control-allow-origin": origin, "vary": "Origin", "access-control-expose-headers": _EXPOSED}
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+        if asks:
             given |= {
                 "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
                 "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
@@ -138,8 +140,8 @@ def _is_local(origin: str) -> bool:
 def wrap(app: ASGIApp, settings: HttpSettings) -> ASGIApp:
     """Put the middleware that the settings ask for around an app."""
     app = Cors(app, settings.cors_origins) if settings.cors_origins else app
-    if is_loopback(settings.host):
-        app = HostCheck(app, {*LOOPBACK_NAMES, settings.host, *settings.allowed_hosts})
+    if all(map(is_loopback, settings.hosts)):
+        app = HostCheck(app, {*LOOPBACK_NAMES, *settings.hosts, *settings.allowed_hosts})
     return RequestContext(app)
 
 

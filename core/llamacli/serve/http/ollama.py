@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from typing import Any
 
 from llamacli.chat.formats import own_templates
 from llamacli.chat.logprobs import chat_logprobs
-from llamacli.serve.errors import BadRequestError, NotSupportedError
+from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http import local
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import codec_of
@@ -39,6 +40,7 @@ from llamacli.serve.requests import (
     Finished,
     FinishReason,
     ModelInfo,
+    Preset,
     TextDelta,
     ToolCallDelta,
 )
@@ -137,17 +139,19 @@ async def show(call: Call, request: OllamaName) -> None:
     }
     capabilities = ["completion"]
     capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
-    template = call.settings.template or own_templates(model.metadata).get("default", "")
+    settings, preset = call.settings_of(info), info.preset or Preset()
+    template = settings.template or own_templates(model.metadata).get("default", "")
     if template:
-        codec = await call.server.run(codec_of, model, call.settings.template, False)
+        codec = await call.server.run(codec_of, model, settings.template, False)
         capabilities += ["tools"] * codec.template.takes_tools()
         markers = filter(None, codec.syntax.reasoning_markers(""))
         capabilities += ["thinking"] * any(marker in codec.template.source for marker in markers)
     await call.respond(
         {
             "modelfile": "",
-            "parameters": "",
+            "parameters": "\n".join(f"{name} {json.dumps(value)}" for name, value in _shown(preset)),
             "template": template,
+            **({"system": preset.system} if preset.system else {}),
             "details": _details(info),
             "model_info": metadata,
             "capabilities": capabilities,
@@ -161,9 +165,12 @@ async def version(call: Call) -> None:
     await call.respond({"version": local.version()})
 
 
-async def not_supported(call: Call) -> None:
-    """Changes of the store of models, which this server does not have."""
-    raise NotSupportedError("this server has no store of models; name them when it is started")
+def _shown(preset: Preset) -> Iterator[tuple[str, Any]]:
+    """Parameters of a preset, by ollama's names."""
+    yield from preset.sampling.items()
+    yield from (("stop", text) for text in preset.stop)
+    yield from (("seed", preset.seed),) if preset.seed is not None else ()
+    yield from (("num_predict", preset.max_tokens),) if preset.max_tokens is not None else ()
 
 
 # --- requests
@@ -229,9 +236,9 @@ async def _check_context(call: Call, request: OllamaBase) -> None:
 
 
 async def _has_template(call: Call, name: str) -> bool:
-    _, model = await call.model(name)
+    info, model = await call.model(name)
     try:
-        await call.server.run(codec_of, model, call.settings.template, False)
+        await call.server.run(codec_of, model, call.settings_of(info).template, False)
     except BadRequestError:
         return False
     return True

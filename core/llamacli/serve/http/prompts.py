@@ -18,8 +18,11 @@ Mixed = str | list[int | str]
 def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -> list[tuple[str, list[int]]]:
     """Text and token ids of each prompt.
 
-    Prompts of ids have a text only with `echo`. Raises BadRequestError, PromptTooLongError.
+    Prompts of ids have a text only with `echo`. With `prompt_embeds` there may be none. Raises BadRequestError,
+    PromptTooLongError.
     """
+    if request.prompt_embeds and not request.prompt:
+        return []
     prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
     if request.truncate_prompt_tokens is None:
         for prompt in prompts:
@@ -29,11 +32,13 @@ def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -
     return [_encoded(prompt, request, model, info) for prompt in prompts]
 
 
-def as_prompts(prompt: Prompt, name: str, limit: int) -> list[Mixed]:
+def as_prompts(prompt: Prompt | None, name: str, limit: int) -> list[Mixed]:
     """Prompts, or other inputs, one by one. Raises BadRequestError."""
+    if prompt is None:
+        raise BadRequestError(f"{name}: it is required", name, "missing_required_parameter")
     if isinstance(prompt, str | PromptText):
-        return [_plain(prompt)]
-    items = [_plain(item) if isinstance(item, PromptText) else item for item in prompt]
+        return [_plain(prompt, name)]
+    items = [_plain(item, name) if isinstance(item, PromptText) else item for item in prompt]
     if any(isinstance(item, int) for item in items):
         flat = [item for item in items if not isinstance(item, list)]
         if len(flat) < len(items):
@@ -44,8 +49,15 @@ def as_prompts(prompt: Prompt, name: str, limit: int) -> list[Mixed]:
     return [item for item in items if not isinstance(item, int)]
 
 
-def _plain(text: str | PromptText) -> str:
-    return text if isinstance(text, str) else text.prompt_string
+def _plain(text: str | PromptText, name: str) -> str:
+    if isinstance(text, str):
+        return text
+    if (text.prompt_string is None) == (text.content is None):
+        raise BadRequestError(f"{name}: an object has prompt_string or content", name)
+    for part in text.content or ():
+        if part.type != "text" or part.text is None:
+            raise BadRequestError(f"{name}: models read text only", name, "unsupported_content")
+    return "".join(part.text or "" for part in text.content or ()) if text.prompt_string is None else text.prompt_string
 
 
 def encoded(
@@ -103,7 +115,8 @@ def _parts(prompt: Mixed) -> list[str | list[int]]:
 
 def _encoded(prompt: Mixed, request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[str, list[int]]:
     special = request.add_special_tokens is not False
-    ids = encoded(prompt, model, "prompt", add_special=special, parse_special=bool(request.parse_special))
+    end = special and model.program.has_encoder  # an encoder's text ends as it was trained
+    ids = encoded(prompt, model, "prompt", add_special=special, parse_special=bool(request.parse_special), end=end)
     ids = truncated(ids, request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
     if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
         return prompt, ids

@@ -8,8 +8,10 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -53,6 +55,34 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidRequestError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
+@contextlib.contextmanager
+def listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
+    """Sockets that listen at one port of several addresses.
+
+    Port 0 is a free one, the same for all. Raises InvalidRequestError with the address if that is not possible.
+    """
+    with contextlib.ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for host in hosts:
+            sockets.append(opened.enter_context(listen(host, port)))
+            port = sockets[0].getsockname()[1]
+        yield sockets
+
+
+def expect_certificate(files: tuple[Path, Path]) -> None:
+    """Check the files of a certificate and its key.
+
+    Raises InvalidRequestError that names them if one cannot be read, or if they do not belong together.
+    """
+    certificate, key = files
+    try:
+        for path in files:
+            path.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except ssl.SSLError as error:
+        raise InvalidRequestError(f"{certificate} and {key} are not a certificate and its key: {error}") from None
+
+
 class HttpServer(uvicorn.Server):
     """Uvicorn server that drains its engine before it closes connections.
 
@@ -64,7 +94,7 @@ class HttpServer(uvicorn.Server):
         self,
         engine: Engine,
         settings: HttpSettings,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         on_ready: Callable[[], None] = lambda: None,
     ):
         super().__init__(
@@ -78,12 +108,14 @@ class HttpServer(uvicorn.Server):
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
+                ssl_certfile=settings.ssl and settings.ssl[0],
+                ssl_keyfile=settings.ssl and settings.ssl[1],
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
             )
         )
         self._engine, self._timeout, self._on_ready = engine, settings.shutdown_timeout, on_ready
-        self._listening = listening
+        self._listening = [*listening]
         self._heads = HeadTimeout(lambda: self.server_state.connections, settings.read_timeout)
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +129,7 @@ class HttpServer(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
         try:
             with _handles_hangup(self.handle_exit):
-                super().run(sockets or [self._listening])
+                super().run(sockets or self._listening)
         finally:
             self._engine.close()
 
@@ -112,7 +144,8 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._report)
         await super().startup(sockets)
-        self._listening.listen(BACKLOG)  # asyncio has set the number of its turns
+        for one in self._listening:
+            one.listen(BACKLOG)  # asyncio has set the number of its turns
         self._watching = asyncio.create_task(self._heads.watch())
         if self._n_signals:
             self._drain()

@@ -12,7 +12,8 @@ import attrs
 class HttpSettings:
     """Settings of the HTTP layer.
 
-    - `host`, `port`: address to listen on; port 0 takes a free one.
+    - `hosts`, `port`: addresses to listen on; port 0 takes a free one.
+    - `ssl`: files of a certificate and of its key, for TLS; None for none.
     - `api_keys`: keys of which a client must send one; none are asked for if there are none.
     - `cors_origins`: origins whose web pages may read responses; "*" is any, "localhost" any of this machine.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
@@ -27,17 +28,21 @@ class HttpSettings:
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
     - `sampling`, `seed`, `max_tokens`: sampling parameters, seed and limit of the tokens of a text for requests without
       them; None is a random seed, and no limit of the server's own.
+    - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
-    - `slots`: serve `/slots`.
+    - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
+    - `props`: let `POST /props` change the defaults of requests.
     - `llamacpp_metrics`: repeat metrics under llama-server's names.
     - `log_texts`: log the bodies of requests.
+    - `catalogue`: folder of models that clients pull, create and delete, None for none.
     - `page`: folder of static files to serve at `/`, None for none.
     """
 
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
+    ssl: tuple[Path, Path] | None = None
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -53,10 +58,15 @@ class HttpSettings:
     sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
     seed: int | None = None
     max_tokens: int | None = None
+    system: str = ""
+    stop: tuple[str, ...] = ()
     reasoning: bool = True
     any_model: bool = False
     strict: bool = False
     slots: bool = False
+    slot_folder: Path | None = None
+    props: bool = False
     llamacpp_metrics: bool = False
     log_texts: bool = False
+    catalogue: Path | None = None
     page: Path | None = None

@@ -26,8 +26,8 @@ def chain_hashes(tokens: Sequence[int], chain: Sequence[bytes] = (), salt: bytes
     first blocks, where they are known; `salt` keeps apart what LoRA adapters compute differently.
     """
     hashes = list(chain[: len(tokens) // BLOCK])
-    data = np.asarray(tokens[len(hashes) * BLOCK :], "<i4").tobytes()
-    size = 4 * BLOCK
+    data = np.asarray(tokens[len(hashes) * BLOCK :], "<i8").tobytes()  # content keys are wider than ids
+    size = 8 * BLOCK
     last = hashes[-1] if hashes else salt
     for start in range(0, len(data) - size + 1, size):
         last = hashlib.blake2b(last + data[start : start + size], digest_size=HASH_BYTES).digest()

@@ -30,7 +30,7 @@ from llamacli.serve.ray.replica import BEAT_S, file_digest
 from llamacli.serve.ray.settings import RaySettings
 from llamacli.serve.ray.tokenizing import context_length, load_unweighted
 from llamacli.serve.ray.view import forget_view, view_of
-from llamacli.serve.requests import AdapterScales, Failed, ModelInfo, Request
+from llamacli.serve.requests import AdapterScales, Failed, ModelInfo, Request, Slots
 from llamacli.serve.settings import EngineSettings
 from llamacli.serve.streams import EventStream
 
@@ -119,6 +119,18 @@ class RayEngine:
     def unload(self, name: str) -> None:
         """Check the name; the replicas keep the model."""
         self._expect_name(name)
+
+    def add(self, source: ModelSource) -> None:
+        """See Engine."""
+        raise errors.NotSupportedError("servers with --ray have one model")
+
+    def remove(self, name: str) -> None:
+        """See Engine."""
+        raise errors.NotSupportedError("servers with --ray have one model")
+
+    def slots(self, name: str) -> Slots:
+        """See Engine."""
+        raise errors.NotSupportedError("slots are those of a replica: servers with --ray do not save them")
 
     def expect_room(self) -> None:
         """See Engine; only the replicas know their queues."""

@@ -7,6 +7,7 @@ import openai
 import pydantic
 import pytest
 
+from fake_engine import words
 from llamacli.chat.messages import ToolCall
 from llamacli.sampling import SamplingParams, build_chain
 from llamacli.serve.errors import QueueFullError
@@ -24,7 +25,6 @@ from llamacli.serve.requests import (
     ToolCallDelta,
     Usage,
 )
-from llamacli.testing.serving import words
 
 HI = [{"role": "user", "content": "hi"}]
 PAINT = {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {}}}}

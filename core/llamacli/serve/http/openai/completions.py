@@ -48,7 +48,8 @@ class CompletionShapes(Shapes):
         whole = openai.choice(index, "text", text, self._shape(index, tokens), choice.finish)
         if self._ids:
             prompt = self._generation.prompts[index // self._generation.n]
-            whole |= {"token_ids": [token.id for token in choice.tokens], "prompt_token_ids": prompt}
+            ids = prompt if min(prompt) >= 0 else None  # there are none of embeddings
+            whole |= {"token_ids": [token.id for token in choice.tokens], "prompt_token_ids": ids}
         return whole
 
     def first_chunks(self) -> Iterator[dict[str, Any]]:

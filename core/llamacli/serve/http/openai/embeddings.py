@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,9 @@ from llamacli.serve.http.replies import Reply, joined
 from llamacli.serve.http.schemas.completions import MAX_INPUTS, EmbeddingsRequest, Prompt
 from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import EmbeddingRequest, ModelInfo
+
+if TYPE_CHECKING:
+    from llamacli.tools.embedding import Pooling
 
 FORMATS = ("float", "base64")
 
@@ -39,7 +43,7 @@ def _body(reply: Reply, info: ModelInfo, encoding: str) -> bytes:
     Work for the pool, vector by vector: those of thousands of texts would hold up the event loop for a second.
     """
     data = [
-        msgspec.Raw(to_json({"object": "embedding", "index": i, "embedding": _encoded(reply.vectors[i], encoding)}))
+        msgspec.Raw(to_json({"object": "embedding", "index": i, "embedding": as_encoded(reply.vectors[i], encoding)}))
         for i in sorted(reply.vectors)
     ]
     usage = {"prompt_tokens": reply.usage.prompt, "total_tokens": reply.usage.prompt}
@@ -52,31 +56,51 @@ async def embedded(
     """Vectors of texts, in a reply of the engine, and the model.
 
     With `dimensions` the first numbers of each, as a vector of length 1 (Matryoshka embeddings); `limit` as in
-    `truncated`.
+    `truncated`. Raises BadRequestError for a model whose pooling gives no vector of a text.
     """
     info, model = await call.model(name)
-    if not info.embeds:
-        raise NotSupportedError(f"the model {info.name!r} has no embeddings")
+    if info.pooling == "none":
+        raise BadRequestError("pooling none gives no vector of a text; /embedding has those of its tokens", "model")
+    if info.pooling == "rank":
+        raise NotSupportedError(f"the model {info.name!r} ranks texts: see /rerank; --pooling gives vectors")
     if dimensions is not None and dimensions > model.config.n_embd:
         raise BadRequestError(f"dimensions: vectors have {model.config.n_embd} numbers", "dimensions")
-    inputs = await call.compute(_ids, texts, model, info, limit)
-    request = EmbeddingRequest(
-        id=call.request_id,
-        model=info.name,
-        prompts=tuple(map(tuple, inputs)),
-        key=call.key,
-        adapters=info.adapter_scales,
-    )
-    async with call.run(request) as events:
-        reply = await joined(events, None, 0)
+    reply = await pooled(call, info, await call.compute(encoded_inputs, texts, model, info, limit))
     if dimensions is not None:
         for i, vector in reply.vectors.items():
-            first = vector[:dimensions]
-            reply.vectors[i] = first / max(float(np.linalg.norm(first)), float(np.finfo(np.float32).tiny))
+            reply.vectors[i] = shortened(vector, dimensions)
     return reply, info
 
 
-def _ids(texts: Prompt, model: Model, info: ModelInfo, limit: int | None) -> list[list[int]]:
+async def pooled(
+    call: Call,
+    info: ModelInfo,
+    prompts: Sequence[Sequence[int]],
+    pooling: Pooling | None = None,
+    *,
+    normalize: bool = True,
+) -> Reply:
+    """Vectors of prompts, in a reply of the engine.
+
+    The other arguments are fields of `EmbeddingRequest`.
+    """
+    if not info.embeds:
+        raise NotSupportedError(f"the model {info.name!r} has no embeddings")
+    request = EmbeddingRequest(
+        id=call.request_id,
+        model=info.name,
+        prompts=tuple(map(tuple, prompts)),
+        key=call.key,
+        adapters=info.adapter_scales,
+        pooling=pooling,
+        normalize=normalize,
+    )
+    async with call.run(request) as events:
+        return await joined(events, None, 0)
+
+
+def encoded_inputs(texts: Prompt, model: Model, info: ModelInfo, limit: int | None) -> list[list[int]]:
+    """Token ids of texts; `limit` as in `truncated`. Raises BadRequestError, PromptTooLongError."""
     inputs = as_prompts(texts, "input", MAX_INPUTS)
     if limit is None:
         for text in inputs:
@@ -85,6 +109,13 @@ def _ids(texts: Prompt, model: Model, info: ModelInfo, limit: int | None) -> lis
     return [truncated(encoded(text, model, "input", end=True), limit, n_ctx) for text in inputs]
 
 
-def _encoded(vector: Any, encoding: str) -> list[float] | str:
+def shortened(vectors: Any, n: int) -> Any:
+    """First n numbers of vectors, scaled to length 1 (Matryoshka embeddings)."""
+    firsts = vectors[..., :n]
+    return firsts / np.maximum(np.linalg.norm(firsts, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def as_encoded(vector: Any, encoding: str) -> Any:
+    """Numbers of an array as lists, or in base64."""
     row = np.asarray(vector, "<f4")
     return base64.b64encode(row.tobytes()).decode() if encoding == "base64" else row.tolist()

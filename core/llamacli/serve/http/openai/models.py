@@ -62,5 +62,6 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "created": info.created,
         "owned_by": "llamacli",
         "aliases": list(info.aliases),
+        "status": {"value": "loaded" if info.loaded else "unloaded"},
         "meta": meta,
     }

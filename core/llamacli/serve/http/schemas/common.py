@@ -11,7 +11,7 @@ from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Sc
 from llamacli.util.sampling_params import MAX_NUMBER, PARAMETERS, Parameter
 
 MAX_CHOICES, MAX_STOPS, MAX_BIASES, MAX_TOP_LOGPROBS, MAX_TOOLS = 16, 16, 1024, 20, 128
-MAX_ADAPTERS = 256
+MAX_ADAPTERS, MAX_SLOTS = 256, 256
 MAX_ALLOWED, MAX_BAD_WORDS, MAX_ENDS = 1 << 20, 64, 256
 MAX_NAME = 128
 """Characters of a sampler's name or a sequence breaker: breakers are tokenized before the request is in its queue."""
@@ -151,6 +151,7 @@ class Generation(Sampling, kw_only=True):
     - `include_stop_str_in_output`: the text ends with the stop string.
     - `skip_special_tokens`: false spells them in the text.
     - `truncate_prompt_tokens`: only the last tokens of the prompt are read; -1: as many as the context holds.
+    - `id_slot`: number under which `/slots` saves and erases the text; -1 is none.
     - `t_max_predict_ms`: time after the prompt from which a text with a newline ends.
     """
 
@@ -179,6 +180,7 @@ class Generation(Sampling, kw_only=True):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Limit | None = None
     t_max_predict_ms: Annotated[float, Meta(ge=-1, le=MAX_NUMBER * 1000)] | None = None
+    id_slot: Annotated[int, Meta(ge=-1, lt=MAX_SLOTS)] | None = None
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None

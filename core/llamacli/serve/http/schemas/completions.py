@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from llamacli.serve.http.schemas.chat import ContentPart
 from llamacli.serve.http.schemas.common import MAX_TOP_LOGPROBS, Generation, Limit, TokenId
 from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, TEXT_ONLY, Foreign, Refused, Schema
 
@@ -14,11 +15,12 @@ MAX_INPUTS = 2048
 
 
 class PromptText(Schema, kw_only=True):
-    """Text of a prompt in an object, as llama-server takes it."""
+    """Text of a prompt in an object, whole or in parts."""
 
     foreign: ClassVar[Foreign] = {"multimodal_data": TEXT_ONLY}
 
-    prompt_string: str
+    prompt_string: str | None = None
+    content: list[ContentPart] | None = None
 
 
 Prompt = str | PromptText | list[str | TokenId | PromptText | list[str | TokenId]]
@@ -29,11 +31,13 @@ class CompletionRequest(Generation, kw_only=True):
     """Request of `/v1/completions`.
 
     With `parse_special`, special tokens spelled in texts become their ids; `add_special_tokens` false leaves out BOS.
+    `prompt_embeds` are further prompts, before those of text: base64 of .npy or safetensors with rows of embeddings.
     """
 
     foreign: ClassVar[Foreign] = {name: why for name, why in GENERATION.items() if name != "return_token_ids"}
 
-    prompt: Prompt
+    prompt: Prompt | None = None
+    prompt_embeds: str | Annotated[list[str], Meta(max_length=MAX_PROMPTS)] | None = None
     max_tokens: Limit | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -49,7 +49,7 @@ OPENAI: Foreign = {
 
 _PEER: Foreign = {
     **dict.fromkeys(("n_keep", "n_discard"), _SHIFT),
-    **dict.fromkeys(("n_cache_reuse", "cache_prompt", "id_slot"), _CACHE),
+    **dict.fromkeys(("n_cache_reuse", "cache_prompt"), _CACHE),
     "t_max_prompt_ms": "llama-server does not honour it either",
     "sse_ping_interval": "comments come after 15 seconds of silence",
     "backend_sampling": "where samplers run does not change texts",
@@ -57,8 +57,8 @@ _PEER: Foreign = {
     "speculative.p_min": "drafts do not change texts",
     "verbose": "responses have no `__verbose`",
     "min_keep": Refused(_CHAIN),
-    "n_indent": Refused("texts do not end by indentation"),
-    "post_sampling_probs": Refused("probabilities are those before sampling"),
+    "n_indent": Refused("give it to /completion"),
+    "post_sampling_probs": Refused("give it to /completion"),
     "response_fields": Refused("give it to /completion"),
     "return_tokens": Refused("give return_token_ids to /v1/completions, or return_tokens to /completion"),
     "image_data": TEXT_ONLY,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES, Tool
 from llamacli.serve.http.schemas.common import MAX_STOPS, MAX_TOOLS, MAX_TOP_LOGPROBS, Text, sampling_struct
 from llamacli.serve.http.schemas.completions import MAX_INPUTS
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
+
+MAX_TEMPLATE = 1 << 17
 
 _SERVED: Foreign = {
     "keep_alive": "models are unloaded by --idle-unload",
@@ -128,3 +131,55 @@ class OllamaName(Schema, kw_only=True):
 
     model: str | None = None
     name: str | None = None
+
+
+class OllamaTarget(Schema, kw_only=True):
+    """Request of `/api/pull`, `/api/push` and `/api/delete`.
+
+    `name` is an older name of `model`.
+    """
+
+    foreign: ClassVar[Foreign] = {
+        "insecure": Refused("the hub is asked over TLS"),
+        **dict.fromkeys(("username", "password"), Refused("set HF_TOKEN for the server")),
+    }
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+class OllamaCopy(Schema, kw_only=True):
+    """Request of `/api/copy`."""
+
+    source: str
+    destination: str
+
+
+class OllamaCreate(Schema, kw_only=True):
+    """Request of `/api/create`.
+
+    The model is that of a name in `from`, or of `files`: names with the digests of blobs. `modelfile` is the text of a
+    Modelfile in the place of the other fields. A `template` is Jinja.
+    """
+
+    foreign: ClassVar[Foreign] = {
+        "license": "licenses are not shown",
+        "messages": Refused("give the messages with each request"),
+        "path": Refused("give files or from"),
+        "info": "the file's metadata has it",
+        "renderer": Refused("templates are rendered"),
+        "parser": Refused("replies are read by their template"),
+    }
+
+    model: str | None = None
+    name: str | None = None
+    base: str | None = msgspec.field(default=None, name="from")
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
+    system: str | None = None
+    parameters: dict[str, Any] | None = None
+    quantize: str | None = None
+    modelfile: str | None = None
+    stream: bool | None = None
