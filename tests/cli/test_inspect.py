@@ -59,6 +59,18 @@ def test_syntax_of_replies_is_shown(invoke, tiny_gguf) -> None:
     assert "after='[ARGS]'" in shown
 
 
+def test_syntax_of_messages_to_tools_is_shown(invoke, tiny_gguf) -> None:
+    template = (
+        "{%- for m in messages -%}{{ '<' + m.role + '>' }}{%- if m.role == 'assistant' -%}"
+        "{{- '>>>all\\n' + m.content if m.content -}}{%- for c in m.tool_calls -%}"
+        "{{- '>>>' + c.function.name + '\\n' + c.function.arguments | tojson -}}{%- endfor -%}"
+        "{%- else -%}{{ m.content }}{%- endif -%}{%- endfor -%}{{ '<assistant>>>>' if add_generation_prompt }}"
+    )
+    path = tiny_gguf("gqa", tokenizer="spm", metadata={"tokenizer.chat_template": template})
+    shown = fields(invoke("inspect", path, "--replies").stdout)["replies"]
+    assert shown == r"derived; calls NAME\n arguments in JSON"
+
+
 def test_summary_counts_tensors_and_parameters(invoke, tiny_gguf) -> None:
     path = tiny_gguf("q8_0")
     summary = json.loads(invoke("inspect", path, "--json", "--tensors").stdout)

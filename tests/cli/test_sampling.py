@@ -74,7 +74,7 @@ def test_every_parameter_has_an_option() -> None:
     others = {"logit_bias", "dry_sequence_breakers", "samplers", "n_probs", "grammar", "json_schema", "stop"}
     others |= {"options", "reasoning_budget_message"}
     by_program_only = {"suppress_tokens", "grammar_triggers", "grammar_after", "reasoning_markers"}
-    by_program_only |= {"allowed_token_ids", "bad_words", "end_token_ids"}
+    by_program_only |= {"post_sampling_probs", "allowed_token_ids", "bad_words", "end_token_ids"}
     fields = {field.name for field in attrs.fields(SamplingParams)}
     assert fields == {setting.name for setting in SETTINGS} | others | by_program_only
 

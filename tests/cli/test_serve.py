@@ -260,7 +260,7 @@ def test_many_embeddings_in_one_request(server: Program) -> None:
 
 def test_documented_client(server: Program, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
-    code = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
+    code = next(code for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "stream" in code)
     assert 'base_url="http://127.0.0.1:8080/v1"' in code
     code = code.replace(":8080", f":{server.port}").replace('model="model"', 'model="demo", max_tokens=4')
     names: dict = {}
@@ -640,7 +640,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"LLAMACLI_SERVE_{name}", value)
     with serve.make_context("serve", [], auto_envvar_prefix="LLAMACLI_SERVE") as context:
         http, limits = http_settings(context.params), engine_settings(context.params)
-    assert (http.host, http.port, http.api_keys, http.slots) == ("::1", 9, ("one", "two"), True)
+    assert (http.hosts, http.port, http.api_keys, http.slots) == (("::1",), 9, ("one", "two"), True)
     assert http.cors_origins == ("https://a.example", "https://b.example")
     assert (limits.max_running, limits.kv_memory, limits.step_ms, http.max_tokens) == (3, 1 << 20, 20.0, 7)
     assert limits.n_ctx == 64

@@ -48,7 +48,9 @@ def test_open_quotation_mark() -> None:
 def test_images_are_no_text(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "picture"
     path.write_bytes(data)
-    with pytest.raises(InvalidRequestError, match=r"picture is an image, and models read text only$"):
+    with pytest.raises(
+        InvalidRequestError, match=r"picture is an image: --image shows it to the model, or /image in a chat$"
+    ):
         read_file(path)
 
 

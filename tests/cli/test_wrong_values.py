@@ -19,8 +19,9 @@ from suite import check_each
 Wrong = tuple[list[str], tuple[str, ...]]
 
 ARGUMENTS = {
-    "tokenize": ["text"], "embed": ["text"], "quantize": ["out.gguf", "Q8_0"], "rm": ["user/repo"],
-    "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"], "plugins check": ["llama"],
+    "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
+    "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
+    "plugins check": ["llama"],
 }  # fmt: skip
 """Further arguments of commands; those with MODEL have it first."""
 
@@ -30,6 +31,10 @@ ANY = {"prompt", "system_prompt", "reasoning_effort", "reasoning_budget_message"
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
+    "catalogue": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "slot_save_path": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "ssl_cert_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),
+    "ssl_key_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),
     "prompt_cache": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
     "prompt_cache_size": (
         ["nonsense"],
@@ -52,7 +57,12 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 }
 """Wrong texts, and parts of their messages."""
 
-NEEDS = {"html": ["--logprobs", "1"], "folder": ["--like", "dense"]}
+NEEDS = {
+    "html": ["--logprobs", "1"],
+    "folder": ["--like", "dense"],
+    "ssl_cert_file": ["--ssl-key-file", "/dev/null"],
+    "ssl_key_file": ["--ssl-cert-file", "/dev/null"],
+}
 """Options that need another one."""
 
 
@@ -109,6 +119,7 @@ def wrong(option: click.Option, folder: Path) -> Wrong:
     raise AssertionError(f"add a wrong value of {flag} to TEXTS, or its name to ANY")
 
 
+@pytest.mark.medium
 def test_wrong_values(invoke: Callable[..., click.testing.Result], model: Path, tmp_path: Path) -> None:
     def check(command: str, option: click.Option) -> None:
         args, said = wrong(option, tmp_path)

@@ -23,16 +23,14 @@ ELSEWHERE = {
     "show": "inspect MODEL", "create": "quantize MODEL OUT TYPE", "ls": "list", "chat": "run MODEL",
     "cli": "run MODEL", "generate": "run MODEL PROMPT", "completions": "completion bash", "server": "serve MODEL",
     "remove": "rm USER/REPO", "delete": "rm USER/REPO", "download": "pull USER/REPO", "embedding": "embed MODEL TEXT",
+    "rerank": "rank MODEL QUERY TEXT",
     "help": "--help", "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and those here instead of them."""
 
 
 class App(click.Group):
-    """Command group of the program.
-
-    Loads a command when it is run, and turns errors into one line and an exit code.
-    """
+    """Command group: commands load when run, errors become one line."""
 
     commands: Commands
 

@@ -96,7 +96,6 @@ def bench(
 
 
 def _recorded(rows: Iterator[Row], measured: list[Row], task: Task) -> Iterator[Row]:
-    """Rows as they are measured, with a status line meanwhile."""
     while True:
         with shown(task, interval_s=_INTERVAL_S):
             row = next(rows, None)

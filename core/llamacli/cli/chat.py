@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -69,10 +69,7 @@ class ChatOptions(NamedTuple):
 
     @classmethod
     def pop_from(cls, given: dict[str, Any]) -> ChatOptions:
-        """Remove the chat options from a command's parameters.
-
-        Raises UsageError; OSError for the template's file.
-        """
+        """Remove the chat options from a command's parameters; raises UsageError, OSError."""
         names = ("system_prompt", "raw", "chat_template", "chat_template_file", "think", "reasoning_effort")
         system, raw, template, file, think, effort = map(given.pop, names)
         shift, tools, log, resume = map(given.pop, ("context_shift", "tools", "log", "resume"))
@@ -86,10 +83,7 @@ class ChatOptions(NamedTuple):
         return cls(argument(system or ""), raw, template, variables, shift, tools, log, resume, requested)
 
     def should_chat(self, model: Model) -> bool:
-        """Decide between chat and completion.
-
-        Chat needs a template, of the file or given as an option.
-        """
+        """Decide between chat, which needs a template, and completion."""
         from llamacli.chat.formats import own_templates
 
         if self.raw:
@@ -142,22 +136,24 @@ def reply_once(
     prompt: str,
     params: SamplingParams,
     *,
+    images: Sequence[str],
     functions: Functions,
     on_start: Callable[[], None],
     on_piece: Callable[[Piece], None] | None,
 ) -> Completion:
     """Reply to a prompt, passing each piece to `on_piece`.
 
-    Calls of `functions` are answered until there is a reply without any.
+    `images` are files of pictures that come before it. Calls of `functions` are answered until there is a reply without
+    any.
 
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not, or is empty.
     """
     from llamacli.cli.functions import MAX_ROUNDS, answer_calls
     from llamacli.cli.generate import Completion, prompt_too_long
 
-    if not prompt:
+    if not prompt and not images:
         raise InvalidRequestError("there is no prompt to reply to (with --raw the model generates text without one)")
-    chat.add_user(prompt)
+    chat.add_user(prompt, images)
     content: list[str] = []
 
     def reply() -> str:
@@ -189,10 +185,7 @@ def reply_once(
 
 @contextlib.contextmanager
 def replying(chat: ChatSession, params: SamplingParams, *, shift: bool = False) -> Iterator[Iterator[Piece]]:
-    """Iterate over the pieces of a reply and close it on exit.
-
-    With `shift` the oldest messages make room for it.
-    """
+    """Iterate over a reply's pieces, then close it; `shift` drops oldest messages."""
     while True:
         try:
             pieces = chat.respond(params)

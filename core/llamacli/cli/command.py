@@ -72,7 +72,12 @@ class Command(click.Command):
         for name, options in grouped(self.get_params(ctx)).items():
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             with formatter.section(name):
-                formatter.write_dl([(flags, _FACTS.sub(_unbroken, text)) for flags, text in records])
+                formatter.write_dl(
+                    [
+                        (flags, _FACTS.sub(lambda found: found[0].replace(" ", _NO_BREAK), text))
+                        for flags, text in records
+                    ]
+                )
 
     def get_help(self, ctx: click.Context) -> str:
         """Format the help; the default of an option stands in one line."""
@@ -81,7 +86,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, without those of llama.cpp."""
         ignored: dict[str, str] = {}
-        known = {flag: param for param in self.params if isinstance(param, click.Option) for flag in _flags(param)}
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        known = {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
         args = list(_supported(ctx, args, known, ignored))
         if ignored and not ctx.resilient_parsing:
             note(f"llamacli: note: without effect: {', '.join(f'{name} ({why})' for name, why in ignored.items())}")
@@ -135,21 +141,10 @@ def _supported(
 
 
 def _check_short(ctx: click.Context, arg: str, known: dict[str, click.Option]) -> None:
-    """Refuse a long option with one hyphen, such as `-nlg`.
-
-    It would be read as the option `-n` with the value `lg`.
-    """
+    """Refuse a long option with one hyphen: `-nlg` would be `-n lg`."""
     short = known.get(arg[:2])
     if arg.startswith("--") or (short is not None and not isinstance(short.type, Integer | Number | IntList)):
         return
     if short is None or arg[2] not in "0123456789.,=+-":
         similar = difflib.get_close_matches(arg, [*known, *FOREIGN])
         raise click.NoSuchOption(arg, possibilities=similar, ctx=ctx)
-
-
-def _unbroken(found: re.Match[str]) -> str:
-    return found[0].replace(" ", _NO_BREAK)
-
-
-def _flags(option: click.Option) -> list[str]:
-    return [*option.opts, *option.secondary_opts]

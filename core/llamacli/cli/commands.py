@@ -101,7 +101,6 @@ def distribution_of(entry: EntryPoint) -> str:
 
 
 def _load(entry: EntryPoint) -> click.Command:
-    """Import a command; PluginError for a plugin's that fails or is none."""
     if is_ours(entry):
         return entry.load()
     where = f"command {entry.name!r} of plugin {distribution_of(entry)}"

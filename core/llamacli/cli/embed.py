@@ -50,7 +50,9 @@ def embed(
     if not given:
         raise click.UsageError("Give TEXT, or pipe lines in.")
 
-    with _load(model, mode, threads, lora) as embedder:
+    with load(model, mode, threads, lora) as embedder:
+        if (pooling or embedder.pooling) == "rank":
+            raise click.UsageError("The model ranks texts: use `llamacli rank`, or give --pooling for vectors.")
         for number, text in enumerate(given, start=1):
             try:
                 record = _embed(embedder, text, pooling, normalize)
@@ -59,7 +61,8 @@ def embed(
             print_json(record, indent=None)
 
 
-def _load(model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]]) -> Embedder:
+def load(model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]]) -> Embedder:
+    """Load a model for embeddings, with a progress bar."""
     model = resolve_model(model)
     with bar(f"loading {Path(model).name}", human_bytes) as progress:
         from llamacli.tools.embedding import load_embedder

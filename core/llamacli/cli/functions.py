@@ -109,7 +109,6 @@ def _schema(function: Callable[..., Any], parameter: inspect.Parameter, hints: M
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
-    """JSON Schema of a type; KeyError for one without."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return {"type": _TYPES[type(args[0])], "enum": list(args)}

@@ -31,7 +31,7 @@ def pull(reference: str) -> None:
     from llamacli.hub.names import reference as named
     from llamacli.hub.repositories import fetch
 
-    click.echo(fetch(named(reference)))
+    click.echo(fetch(named(reference))[0])
 
 
 @click.command("list", cls=Command)

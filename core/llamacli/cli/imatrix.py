@@ -90,7 +90,6 @@ def imatrix(
 
 
 def _load(path: str, mode: str, threads: int | None, collector: Collector) -> Model:
-    """Load a model whose matrix products are watched."""
     with bar(f"loading {os.path.basename(path)}", human_bytes) as progress:
         from llamacli import load_model
         from llamacli.engine import jit_disabled

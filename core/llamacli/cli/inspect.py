@@ -110,7 +110,6 @@ def _n_bytes(file: ModelFile) -> int:
 
 
 def _text(metadata: Metadata, key: str) -> str | None:
-    """A string value; None if it is missing or of another type."""
     value = metadata.get(key)
     return value if isinstance(value, str) else None
 
@@ -146,7 +145,7 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
 
 
 def _reply_syntax(metadata: Metadata) -> str | None:
-    """Chat format, markers of reasoning, and notation of tool calls."""
+    from llamacli.chat.channels import Channels
     from llamacli.chat.codec import ChatCodec
     from llamacli.chat.syntax import Spans
     from llamacli.errors import LlamaCliError
@@ -163,8 +162,12 @@ def _reply_syntax(metadata: Metadata) -> str | None:
     if isinstance(syntax, Spans) and syntax.reasoning:
         texts.append(f"reasoning {syntax.reasoning.opens} {syntax.reasoning.closes}")
     if isinstance(syntax, Spans) and syntax.calls:
-        kind = syntax.calls.notation.one if syntax.calls.notation else "by hand"
+        kind = getattr(syntax.calls.parse, "one", "by hand")
         texts.append(f"calls {syntax.calls.opens} {syntax.calls.closes} {kind}")
+    if isinstance(syntax, Channels):
+        kind = getattr(syntax.calls.parse, "one", "by hand") if syntax.calls else "arguments in JSON"
+        texts += [f"reasoning {' '.join(syntax.thought_markers)}"] if syntax.thought else []
+        texts.append(f"calls {syntax.recipient}NAME{syntax.begins} {kind}")
     return "; ".join(texts)
 
 
@@ -175,7 +178,6 @@ def _fingerprint(template: object) -> str | None:
 
 
 def _origin(module: str, architecture: str, plugins: Plugins) -> dict[str, str]:
-    """Plugin that registers an architecture, else that contains its module."""
     for entry in plugins.claimed_architectures().get(architecture, ()):
         if entry.dist is not None:
             return {"module": entry.module, "distribution": entry.dist.name, "version": entry.dist.version}
@@ -246,12 +248,10 @@ def _brief(value: Any, full: bool) -> str:
 
 
 def _shortened(text: str, length: int = SHOWN_CHARACTERS) -> str:
-    """The first characters of a text, escaped."""
     return printable(text) if len(text) <= length else f"{printable(text[:length])}..."
 
 
 def _json_value(value: Any, full: bool) -> Any:
-    """A metadata value for JSON; long arrays as length and first items."""
     if isinstance(value, str | bool | int | float):
         return value
     if full or len(value) <= SHOWN_ITEMS:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import math
+from importlib.resources import files
 from itertools import repeat
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from llamacli.cli.output import note
@@ -42,35 +44,6 @@ def print_logprobs(model: Model, completion: Completion) -> None:
         note(f"{logprobs.chosen:9.4f}  {text(token):15} {likeliest}")
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 18px/1.7 Georgia, serif; max-width: 45em; margin: 3em auto; padding: 0 1em;
-  color: #222; background: #fff; }}
-h1 {{ font-size: 1em; color: #777; font-weight: normal; }}
-.text {{ white-space: pre-wrap; }}
-.token {{ position: relative; border-radius: 3px; cursor: default; }}
-.token:hover, .token:focus {{ outline: 1px solid #555; }}
-.others {{ display: none; position: absolute; z-index: 1; left: 0; top: 1.7em; background: #fff; padding: .4em .8em;
-  border: 1px solid #bbb; box-shadow: 0 2px 8px #0003; font: 13px/1.4 monospace; white-space: pre;
-  pointer-events: none; }}
-.token:hover .others, .token:focus .others {{ display: block; }}
-.scale {{ color: #777; }}
-.scale span {{ padding: .1em .7em; font: 13px monospace; color: #222; }}
-</style>
-</head>
-<body>
-<h1>{title}: {summary}</h1>
-<p class="scale">probability {scale}</p>
-<p class="text">{prompt}{tokens}</p>
-</body>
-</html>
-"""
-
-
 def write_heat(path: Path, model: Model, prompt: str, completion: Completion) -> None:
     """Write a page of tokens coloured by probability, atomically."""
     stream = model.tokenizer.stream(model.encode(prompt, parse_special=True))
@@ -78,7 +51,8 @@ def write_heat(path: Path, model: Model, prompt: str, completion: Completion) ->
     texts[-1:] = [texts[-1] + stream.flush()] if texts else []
     tokens = map(_token, repeat(model), completion.tokens, texts, completion.logprobs)
     mean = math.fsum(logprobs.chosen for logprobs in completion.logprobs) / max(1, len(completion.logprobs))
-    page = _PAGE.format(
+    template = files("llamacli").joinpath("data/heat.html.tmpl").read_text("utf-8")
+    page = Template(template).substitute(
         title=html.escape(f"llamacli, {model.metadata.get('general.name') or model.arch}"),
         summary=f"{len(completion.tokens)} tokens, perplexity {math.exp(-mean):.2f}",
         scale="".join(f'<span style="{_colour(p)}">{p:.0%}</span>' for p in (1.0, 0.75, 0.5, 0.25, 0.0)),
@@ -107,5 +81,4 @@ def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
 
 
 def _colour(p: float) -> str:
-    """CSS colour of a probability: white for 1, red for 0."""
     return f"background: hsl(8 85% {60 + 40 * p:.0f}%)"

@@ -36,41 +36,24 @@ DEBUG = "llamacli.debug"
 """Key in `Context.meta` of the flag that errors show their traceback."""
 
 
-def threads_option(command: Decorated) -> Decorated:
-    """Add the option `-t` to a command; its default is None."""
-    decorate = option(
-        "-t",
-        "--threads",
-        metavar="N",
-        type=Integer(1, MAX_THREADS),
-        help="Number of threads; default: one per usable core.",
-    )
-    return decorate(command)  # type: ignore[type-var]
+threads_option = option(
+    "-t", "--threads", metavar="N", type=Integer(1, MAX_THREADS),
+    help="Number of threads; default: one per usable core.",
+)  # fmt: skip
+"""Option `-t`; its default is None."""
 
+mode_option = option(
+    "--mode", type=click.Choice([mode.value for mode in QuantMode]), default=QuantMode.AUTO.value, show_default=True,
+    help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantised (q8, q4).",
+)  # fmt: skip
+"""Option `--mode`: a `llamacli.QuantMode` by name."""
 
-def mode_option(command: Decorated) -> Decorated:
-    """Add the option `--mode` to a command: a `llamacli.QuantMode` by name."""
-    decorate = option(
-        "--mode",
-        type=click.Choice([mode.value for mode in QuantMode]),
-        default=QuantMode.AUTO.value,
-        show_default=True,
-        help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantised (q8, q4).",
-    )
-    return decorate(command)  # type: ignore[type-var]
-
-
-def load_option(command: Decorated) -> Decorated:
-    """Add the option `--load` to a command: a `LoadMode` by name."""
-    decorate = option(
-        "--load",
-        "load_mode",
-        type=click.Choice([mode.value for mode in LoadMode]),
-        default=LoadMode.AUTO.value,
-        show_default=True,
-        help="Place of the weights: memory, a packed copy on disk that is read when it is used (map), or by what fits.",
-    )
-    return decorate(command)  # type: ignore[type-var]
+load_option = option(
+    "--load", "load_mode", type=click.Choice([mode.value for mode in LoadMode]), default=LoadMode.AUTO.value,
+    show_default=True,
+    help="Place of the weights: memory, a packed copy on disk that is read when it is used (map), or by what fits.",
+)  # fmt: skip
+"""Option `--load`: a `LoadMode` by name."""
 
 
 def chunk_options(shortest: int) -> Callable[[Decorated], Decorated]:
@@ -163,10 +146,7 @@ lora_option = option(
 
 
 def global_options(command: Decorated, *, env: bool = False) -> Decorated:
-    """Add `-v` and `--debug` to a command.
-
-    Both are valid before and after the command's name.
-    """
+    """Add `-v` and `--debug`, valid before and after the command's name."""
 
     def verbose(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
@@ -208,10 +188,7 @@ class StderrHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Show the package's log records from WARNING on.
-
-    `-v` lowers the level to INFO.
-    """
+    """Log to stderr from WARNING on; `-v` lowers the level to INFO."""
     logger = logging.getLogger("llamacli")
     logger.setLevel(logging.WARNING)
     warnings.simplefilter("ignore", PluginWarning)  # each is logged too

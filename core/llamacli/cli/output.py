@@ -135,7 +135,6 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: st
 
 
 def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
-    """Narrow the widest columns until all fit, none below its least width."""
     while sum(widths) > room:
         wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
@@ -144,7 +143,6 @@ def _fit(widths: list[int], least: Sequence[int], room: int) -> None:
 
 
 def _broken(cell: str, width: int) -> list[str]:
-    """Lines of a cell; most cells have one."""
     if len(cell) <= width:
         return [cell]
     return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)

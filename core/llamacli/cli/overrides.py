@@ -69,10 +69,7 @@ def override_options(command: Decorated) -> Decorated:
 
 
 def pop_overrides(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options from a command's parameters; values by key.
-
-    Raises UsageError for options that exclude each other.
-    """
+    """Pop the options, values by key; UsageError if they exclude each other."""
     others, freq_scale = given.pop("override_kv"), given.pop("rope_freq_scale")
     rope = {name: given.pop(name) for name in ROPE}
     if freq_scale is not None:

@@ -56,7 +56,8 @@ _WITHOUT_EFFECT = {
 """Options by reason; `=` follows an option with a value, `?` an option that may have one."""
 
 _REFUSED = {
-    "models read text only, no images and no audio": "--image --audio -mm --mmproj -mmu --mmproj-url",
+    "models read no audio": "--audio",
+    "use --mmproj": "-mmu --mmproj-url",
     "use --override-kv {arch}.rope.scaling.attn_factor=float:N": "--yarn-attn-factor",
     "it is 1 for YaRN and 0 for other methods": "--yarn-ext-factor",
     "use --save-session and --load-session": "--prompt-cache-all --prompt-cache-ro",

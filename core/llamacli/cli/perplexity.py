@@ -98,12 +98,10 @@ def _read_text(argument: str | None, option: str | None) -> str:
 
 
 def _in_status_line() -> bool:
-    """Test that stdout is the terminal with the status line."""
     return has_status() and sys.stdout is not None and sys.stdout.isatty()
 
 
 def _watched(estimates: Iterable[Estimate], n_chunks: int, printed: bool) -> Iterator[Estimate]:
-    """Show each estimate as it comes, printed or in the status line."""
     task = Task("perplexity", unit=" chunks")
     task.report(0, n_chunks)
     with shown(task):

@@ -104,7 +104,6 @@ def _list(json: bool) -> None:
 
 
 def _described(row: Mapping[str, Any]) -> Iterator[str]:
-    """Texts on what a plugin brings beside architectures, and its errors."""
     kinds = dict(row["brings"]) | ({"commands": row["commands"]} if row["commands"] else {})
     yield from (f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
     if row["error"]:
@@ -157,9 +156,9 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 def check(name: str, variants: str | None, peer: bool, transformers: bool, json: bool) -> None:
     """Check the architectures of a plugin on tiny random models.
 
-    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in a Python file, by
-    default `tiny.py` of the plugin's package or `tests/tiny_*.py` of the folder that it was installed from; without
-    these they are made from the architecture's own table. These checks are those of
+    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in Python files, by
+    default `tests/tiny_*.py` of the folder that it was installed from, else `tiny.py` and `tiny_*.py` of its package;
+    without these they are made from the architecture's own table. These checks are those of
     `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
 
     --transformers needs torch and transformers. The models to compare with are those of TRANSFORMERS in the same file;
@@ -198,7 +197,6 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
 
 
 def _write_models(check: Check, *, from_table: bool) -> None:
-    """Write the models of a check; ModelFormatError has advice on missing keys."""
     from llamacli.errors import ModelFormatError
 
     try:
@@ -211,18 +209,19 @@ def _write_models(check: Check, *, from_table: bool) -> None:
 
 
 def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
-    """Run a check and print its result; None without a model."""
     import time
 
     from llamacli.errors import LlamaCliError, reason_of
+    from llamacli.testing import result_checks
     from llamacli.testing.conformance import ConformanceError
 
-    start, error, nmse = time.perf_counter(), None, None
+    start, error, nmse, remarks = time.perf_counter(), None, None, list[str]()
     try:
         if not one.models():
             return None
         with bar(f"checking {one.id}"):
             nmse = one()
+            remarks = [*result_checks.remarks]
     except (ConformanceError, LlamaCliError, ImportError) as found:
         error = str(found)
     except Exception as found:  # of the plugin: the other checks may say more
@@ -231,11 +230,12 @@ def _check_row(one: Check, json: bool) -> dict[str, Any] | None:
     if not json:
         said = error or (None if nmse is None else f"NMSE {nmse:.2g}")
         click.echo(f"{'FAILED' if error else 'ok':6} {seconds:6.1f} s  {one.id}{f': {said}' if said else ''}")
-    return {"check": one.id, "seconds": round(seconds, 3), "nmse": nmse, "error": error}
+        for remark in remarks:
+            click.echo(f"{'':18}{remark}")
+    return {"check": one.id, "seconds": round(seconds, 3), "nmse": nmse, "error": error, "remarks": remarks}
 
 
 def _architectures(name: str) -> list[tuple[Architecture, str]]:
-    """Architectures of a module, distribution or name, each with its distribution."""
     from llamacli.plugins import installed_plugins
 
     installed = installed_plugins()

@@ -134,10 +134,7 @@ def shown(task: Task, interval_s: float | None = None, *, compiles: bool = True)
 
 @contextlib.contextmanager
 def bar(label: str, show: Callable[[int], str] = str, *, unit: str = "") -> Iterator[Progress]:
-    """Show a progress bar with the time left; see `Task`.
-
-    The context is a function to call with (done, total).
-    """
+    """Show a progress bar (see `Task`), updated by calls of (done, total)."""
     task = Task(label, show, unit=unit)
     with shown(task):
         yield task.report
@@ -204,6 +201,7 @@ def load(
     lora: Sequence[tuple[str, float]] = (),
     load_mode: str = "auto",
     overrides: Mapping[str, Any] | None = None,
+    mmproj: str | None = None,
 ) -> Model:
     """Load a model by file or short name, with a progress bar.
 
@@ -217,7 +215,7 @@ def load(
         start_helper()
         return load_model(
             path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
-            lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides,
+            lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides, mmproj=mmproj,
         )  # fmt: skip
 
 

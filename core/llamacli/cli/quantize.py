@@ -123,7 +123,6 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
 
 
 def _check_weights(planned: Plan, dry_run: bool) -> None:
-    """Check that tensors have the weights that they need; warn of others."""
     try:
         planned.check_imatrix()
     except InvalidRequestError as error:
@@ -141,7 +140,6 @@ def _check_weights(planned: Plan, dry_run: bool) -> None:
 
 
 def _warn_of_fallbacks(planned: Plan) -> None:
-    """Warn of tensors with another type than requested, once per width."""
     groups: dict[tuple[int, str, str], list[PlannedTensor]] = {}
     for tensor in planned.tensors:
         if tensor.fell_back:

@@ -25,6 +25,7 @@ from llamacli.cli.text import read_file
 from llamacli.cli.tokenize import shown_piece
 from llamacli.cli.wrap import flowed, word_wrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.media.pictures import Picture
 from llamacli.util.files import replacing
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Repl:
         self._chat, self._settings, self._shift, self._functions = settings.chat, settings, shift, functions
         self._number = None if logged is None else logged.id
         self._model, self._about = "", dict[str, str]()
-        self._attached: list[tuple[Path, str]] = []
+        self._attached: list[tuple[Path, str | Picture]] = []
         self._draft = ""
         self._input = Input(_COMMANDS, _FILES, NAMES)
 
@@ -108,16 +109,28 @@ class Repl:
             attached, self._attached = self._attached, []
             self._send(text, attached)
 
-    def _send(self, text: str, attached: Sequence[tuple[Path, str]] = ()) -> None:
-        """Send a message with files; without a reply both come back."""
-        self._chat.add_user("\n\n".join(filter(None, [*(content for _, content in attached), text])))
+    def attach(self, image: str) -> None:
+        """Attach the picture of a file to the next message.
+
+        Raises MediaError if it cannot be read, or the model has no encoder of pictures.
+        """
+        self._chat.media_encoder()
+        self._attached.append((Path(image), Picture.of(image)))
+
+    def _send(
+        self, text: str, attached: Sequence[tuple[Path, str | Picture]] = (), images: Sequence[Picture] = ()
+    ) -> None:
+        """Send a message with files; without a reply all come back."""
+        texts = [content for _, content in attached if isinstance(content, str)]
+        pictures = [content for _, content in attached if isinstance(content, Picture)]
+        self._chat.add_user("\n\n".join(filter(None, [*texts, text])), [*images, *pictures])
         answered = False
         try:
             answered = self._reply()
         except (LlamaCliError, OSError, MemoryError) as error:
             note(f"error: {one_line(error)}")
         if not answered:
-            self._attached[:0], self._draft = attached, text
+            self._attached[:0], self._draft = [*((Path("image"), image) for image in images), *attached], text
             files = f" with {', '.join(path.name for path, _ in attached)}" if attached else ""
             note(f"(no reply; your message is back at the prompt{files}, Ctrl-C discards it)")
 
@@ -141,7 +154,6 @@ class Repl:
         return True
 
     def _stream(self) -> bool:
-        """Write one reply; False if it was stopped before it began."""
         chat = self._chat
         reasoning = False
         feed = word_wrap() if self._settings.wordwrap else str
@@ -257,7 +269,8 @@ class Repl:
         self._settings.set(f"seed {argument or -1}")
         same = "; at temperature 0 replies do not depend on it" if not self._settings.params.temperature else ""
         note(f"(seed {self._settings.seed}{same})")
-        self._send(self._retract())
+        message = self._retract()
+        self._send(message.content, images=message.images)
 
     def edit(self, _: str) -> None:
         """Edit the last message in $EDITOR and send it again."""
@@ -268,8 +281,7 @@ class Repl:
         if text is None or not text.strip():
             note("(not changed)")
             return
-        self._retract()
-        self._send(text.strip("\n"))
+        self._send(text.strip("\n"), images=self._retract().images)
 
     def copy(self, _: str) -> None:
         """Copy the last reply to the clipboard (OSC 52)."""
@@ -335,6 +347,12 @@ class Repl:
         self._attached.append((path, read_file(path)))
         note(f"({path}: attached to the next message)")
 
+    def image(self, argument: str) -> None:
+        """Attach a picture to the next message."""
+        path = _path("image", argument)
+        self.attach(str(path))
+        note(f"({path}: attached to the next message)")
+
     def logs(self, argument: str) -> None:
         """List logged conversations, those with TEXT."""
         found = conversation_log().search(argument)
@@ -360,14 +378,13 @@ class Repl:
     def _last(self, role: str) -> str | None:
         return next((message.content for message in reversed(self._chat.history) if message.role == role), None)
 
-    def _retract(self) -> str:
-        """Remove the last user message, with what followed; return its text."""
+    def _retract(self) -> Message:
         history = self._chat.history
         while history:
             message = history.pop()
             if message.role == "user":
-                return message.content
-        return ""
+                return message
+        return Message("user", "")
 
     def _use_functions(self, functions: Functions) -> None:
         self._functions = functions
@@ -402,6 +419,7 @@ _ALL = (
     _Command(("save",), "FILE", Repl.save, takes_file=True),
     _Command(("load",), "FILE", Repl.load, takes_file=True),
     _Command(("read",), "FILE", Repl.read, takes_file=True),
+    _Command(("image",), "FILE", Repl.image, takes_file=True),
     _Command(("logs",), "[TEXT]", Repl.logs),
     _Command(("resume",), "[NUMBER]", Repl.log_resume),
     _Command(("exit", "quit", "bye"), "", Repl.exit),

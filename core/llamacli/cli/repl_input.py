@@ -69,8 +69,6 @@ class Input:
 
 
 class _FileHistory(FileHistory):
-    """History in a file, which can be switched off."""
-
     enabled = True
 
     def store_string(self, string: str) -> None:
@@ -103,7 +101,6 @@ def _starting(typed: str, names: Iterable[str], n_typed: int) -> Iterator[Comple
 
 
 def _history() -> History:
-    """History of typed lines, in the state directory or in memory."""
     folder = user_folder("state")
     if folder is None:
         return InMemoryHistory()

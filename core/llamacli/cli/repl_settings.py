@@ -160,7 +160,6 @@ class Settings:
 
     @staticmethod
     def _use_drafter(session: Session, lookup: bool | None, draft_max: int) -> None:
-        """Turn prompt lookup on or off, None leaves it, and limit drafts."""
         from llamacli.generation.drafters import DraftModel, MtpHead, PromptLookup
 
         if lookup:
@@ -221,7 +220,6 @@ def _on_off(value: bool) -> str:
 
 
 def _text_or_file(value: str) -> str | None:
-    """Text, or that of the file it names; None for `none`."""
     if value in _NONE:
         return None
     path = Path(value).expanduser()

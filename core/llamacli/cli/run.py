@@ -39,6 +39,14 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         help="Model of the Hugging Face hub, instead of MODEL; downloaded unless cached.",
     ),
     options.lora_option,
+    option(
+        "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
+        help="Show the model a picture before the prompt; may be given several times. Needs the extra `media`.",
+    ),
+    option(
+        "-mm", "--mmproj", type=PATH, metavar="FILE",
+        help="Encoder of pictures, a mmproj file; default: the one in the model's folder.",
+    ),
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
     option(
@@ -134,8 +142,8 @@ def run(
     for name in _INPUTS:
         if given[name] is not None:
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
-    for adapter, _ in given["lora"]:
-        Path(adapter).open("rb").close()
+    for path in (*(adapter for adapter, _ in given["lora"]), *given["images"]):
+        Path(path).open("rb").close()
     chat, overrides = ChatOptions.pop_from(given), pop_overrides(given)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:
@@ -169,10 +177,6 @@ def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None,
 
 
 def _prompt(positional: str | None, option: str | None, file: str | None, *, escape: bool) -> str:
-    """The prompt of the argument, option or file, after that of stdin.
-
-    Returns "" without any. Raises UsageError for several.
-    """
     given = [text for text in (positional, option, file) if text is not None]
     if len(given) > 1:
         raise click.UsageError("Give one prompt only: PROMPT, -p or -f.")

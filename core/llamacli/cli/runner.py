@@ -55,6 +55,8 @@ class RunOptions:
     overrides: dict[str, Any]
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
+    images: tuple[str, ...]
+    mmproj: str | None
     load_session: str | None
     save_session: str | None
     prompt_cache: str | None
@@ -134,10 +136,7 @@ class Switch:
 
 
 def execute(options: RunOptions) -> str | None:
-    """Load the model, generate, and report.
-
-    Returns the stop reason, None after a chat at the terminal.
-    """
+    """Load, generate, report; returns the stop reason, None after a chat."""
     result = _run(options, None)
     while isinstance(result, Switch):
         result = _switched(options, result)
@@ -145,11 +144,11 @@ def execute(options: RunOptions) -> str | None:
 
 
 def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
-    """Load the model and use it; `repl` continues a chat."""
     started = time.perf_counter()
     with load(
-        options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides
-    ) as model:
+        options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
+        options.mmproj,
+    ) as model:  # fmt: skip
         from llamacli.engine.packed_copies import finish_copies
 
         if options.prompt_cache is not None:
@@ -171,7 +170,9 @@ def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
     """
 
     def with_model(name: str) -> RunOptions:
-        return attrs.evolve(options, model=name, lora=options.lora if name == options.model else ())
+        same = name == options.model
+        lora, mmproj = (options.lora, options.mmproj) if same else ((), None)
+        return attrs.evolve(options, model=name, lora=lora, images=(), mmproj=mmproj)
 
     try:
         return _run(with_model(switch.wanted), switch.repl)
@@ -181,10 +182,11 @@ def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
 
 
 def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | None) -> Result | Switch | None:
-    """Run a completion, one reply, or a chat at the terminal (None)."""
     chats = options.chat.should_chat(model)
     if repl is not None and not chats:
         raise InvalidRequestError(f"{options.model} has no chat template")
+    if options.images and not chats:
+        raise click.UsageError("--image is for chats: this is a text completion, without a chat template.")
     if chats and options.ignore_eos:
         raise click.UsageError("--ignore-eos is for text completion: add --raw.")
     ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
@@ -223,7 +225,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
             )  # fmt: skip
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
-                chat, options.prompt, params, functions=functions, on_start=log_start,
+                chat, options.prompt, params, images=options.images, functions=functions, on_start=log_start,
                 on_piece=None if options.json else shown(),
             )  # fmt: skip
             fields = reply_as_json(chat)
@@ -232,6 +234,8 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
                 conversation_log().save(Conversation(options.model, chat.system, chat.variables, chat.history, number))
         else:
             repl = repl or _create_repl(options, chat, params, functions, seed, logged)
+            for image in options.images:
+                repl.attach(image)
             wanted = repl.run(chat, params, options.model, _about(options, model, session))
             if wanted is not None:
                 return Switch(repl, options.model, wanted)
@@ -291,10 +295,7 @@ def _about(options: RunOptions, model: Model, session: Session) -> dict[str, str
 
 
 def _encode(model: Model, text: str, *, continues: bool) -> list[int]:
-    """Encode the prompt, see `Model.encode_prompt`.
-
-    A text that continues a saved session has neither, nor a leading space.
-    """
+    """Encode the prompt; that of a saved session gets no BOS."""
     if continues:
         return model.tokenizer.encode_run(text, continues=True)
     ids = model.encode_prompt(text, parse_special=True)

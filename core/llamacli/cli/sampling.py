@@ -45,7 +45,6 @@ def _biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
 
 
 def _sampler_options(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
-    """Options by name; a value that is not JSON is a text."""
     found: dict[str, Any] = {}
     for value in values:
         name, equals, text = value.partition("=")
@@ -97,10 +96,7 @@ _CONSTRAINTS = (
 
 
 def sampling_options(command: Decorated) -> Decorated:
-    """Add the sampling options to a command.
-
-    The values of those not given are None.
-    """
+    """Add the sampling options to a command; those not given are None."""
     command = in_group("Grammar", *_CONSTRAINTS)(command)
     return in_group("Sampling", *number_options(), *_OTHERS)(command)
 
@@ -166,10 +162,7 @@ def stop_strings(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_constraint(given: Mapping[str, Any]) -> list[str]:
-    """Names of the options that give a grammar, at most 1.
-
-    Raises UsageError for more.
-    """
+    """Names, at most 1, of grammar options given; UsageError for more."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     named = [name for name in names if given.get(name) is not None]
     if len(named) > 1:
@@ -179,7 +172,6 @@ def check_constraint(given: Mapping[str, Any]) -> list[str]:
 
 
 def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
-    """The grammar or schema, given as text or in a file."""
     named = check_constraint(given)
     return {
         name.removesuffix("_file"): read_file(Path(given[name])) if name.endswith("_file") else argument(given[name])
@@ -190,7 +182,6 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
 def _samplers(
     given: str | None, find: FindSampler | None, others: Callable[[], Sequence[str]]
 ) -> tuple[str, ...] | None:
-    """Samplers of the option in order, None without it."""
     if given is None:
         return None
     from llamacli.sampling import BUILT_IN, sampler_type

@@ -34,6 +34,7 @@ from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.tools.demo import demo_path
+from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -83,10 +84,7 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
 
 
 class Form(click.ParamType[str]):
-    """Text that matches a regular expression.
-
-    `expected` describes it in messages.
-    """
+    """Text that matches a regular expression; messages describe it as `expected`."""
 
     name = "text"
 
@@ -129,8 +127,18 @@ _GROUPS = {
         ),
         option("--chat-template-file", type=PATH, help="Read the chat template from a file."),
         option(
+            "--pooling", type=click.Choice(["none", "mean", "cls", "last", "rank"]),
+            help="Pooling of embeddings in the place of the models' own; none: a vector for each token.",
+        ),
+        option("--rerank", "--reranking", "rerank", is_flag=True, help="The same as --pooling rank."),
+        option(
             "--reasoning/--no-reasoning", default=True, show_default=True,
             help="Variable enable_thinking of chat templates, for requests that do not set it.",
+        ),
+        option(
+            "--catalogue", metavar="DIR", type=PATH,
+            help="Folder of models that clients pull, create, copy and delete by ollama's API; they are served too. "
+            "Default: such requests are refused.",
         ),
         option(
             "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
@@ -173,6 +181,10 @@ _GROUPS = {
             help="Limit of that folder; what was not used for longest is deleted.",
         ),
         option(
+            "--slot-save-path", metavar="DIR", type=PATH,
+            help="Folder for POST /slots/N?action=save and restore. Default: they are refused.",
+        ),
+        option(
             "--step-ms", metavar="X", type=_SECONDS, default=150.0, show_default=True,
             help="Longest step in milliseconds while texts are generated: prompts are evaluated in pieces that fit. "
             "0: the greatest throughput.",
@@ -207,11 +219,16 @@ _GROUPS = {
         option("-s", "--seed", metavar="N", type=Integer(-1), help="Seed of the draws; -1: a random one for each."),
     ),
     "Network": (
-        option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+        option(
+            "--host", metavar="ADDRESS", multiple=True, default=("127.0.0.1",), show_default=True,
+            help="Address to listen on, or several with commas between; may be given several times.",
+        ),
         option(
             "--port", metavar="N", type=Integer(0, 65535), default=8080, show_default=True,
             help="Port to listen on; 0: a free one.",
         ),
+        option("--ssl-cert-file", type=PATH, help="Certificate in PEM, for TLS; needs --ssl-key-file."),
+        option("--ssl-key-file", type=PATH, help="Private key of the certificate, in PEM, without a password."),
         option(
             "--api-key", "api_keys", metavar="KEY", multiple=True,
             help="Key that clients must send; may be given several times. Default: none is asked for.",
@@ -245,6 +262,7 @@ _GROUPS = {
             "--strict", is_flag=True,
             help="Refuse requests with unknown fields, instead of a warning in a header and in the log.",
         ),
+        option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
         option("--log-texts", is_flag=True, help="Log the bodies of requests."),
@@ -296,7 +314,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     _expect_packages(_NEEDED, "serve")
     with working("starting the server"):
         from llamacli.serve.engine import LocalEngine
-        from llamacli.serve.http.server import HttpServer, listen
+        from llamacli.serve.http.server import HttpServer, listening
 
     scaled = 0.0 if given["lora_init_without_apply"] else 1.0
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
@@ -304,8 +322,10 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft)
     http, limits = http_settings(given), engine_settings(given)
-    with listen(http.host, http.port) as listening:
-        port = listening.getsockname()[1]
+    if http.catalogue is not None:
+        sources += catalogued(http.catalogue, sources)
+    with listening(http.hosts, http.port) as sockets:
+        port = sockets[0].getsockname()[1]
         _log_requests()
         _warn_of_open_server(http)
         engine: LocalEngine | RayEngine
@@ -321,14 +341,14 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
             loading.close()
             error = future.exception() or _template_error(future.result(), http.template)
             if error is None:
-                note(_greeting(future.result(), http.host, port, limits))
+                note(_greeting(future.result(), _address(http, port), limits))
                 if http.page is not None:
-                    note(f"llamacli: page to chat on: {_address(http.host, port)}/")
+                    note(f"llamacli: page to chat on: {_address(http, port)}/")
             else:
                 failures.append(error)
                 server.stop()
 
-        server = HttpServer(engine, http, listening, begin)
+        server = HttpServer(engine, http, sockets, begin)
         with loading:
             server.run()
         if failures:
@@ -365,12 +385,21 @@ def model_sources(
     return sources
 
 
-def http_settings(given: dict[str, Any]) -> HttpSettings:
-    """Settings of the HTTP layer.
+def catalogued(folder: Path, sources: Sequence[ModelSource]) -> list[ModelSource]:
+    """Models of a catalogue but for those with names of `sources`.
 
-    Raises UsageError for options that exclude each other.
+    Raises OSError, also if others can write to the folder.
     """
+    from llamacli.serve.catalogue import Catalogue
+
+    taken = {name for source in sources for name in (source.name, *source.aliases)}
+    return [source for source in Catalogue(folder).sources() if source.name not in taken]
+
+
+def http_settings(given: dict[str, Any]) -> HttpSettings:
+    """Settings of the HTTP layer; UsageError for options that exclude each other."""
     from llamacli.serve.http.page import PAGE
+    from llamacli.serve.http.server import expect_certificate
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.settings import MOST_RUNNING
 
@@ -383,18 +412,30 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         keys += filter(None, lines)
         if not any(lines):
             raise InvalidRequestError(f"{key_file}: it has no key")
+    if given["slot_save_path"] is not None:
+        make_own_folder(Path(given["slot_save_path"]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     if keys and "*" in given["cors_origins"]:
         raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
-    names = ("host", "port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "llamacpp_metrics",
+    certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--ssl-cert-file and --ssl-key-file need each other.")
+    files = None if certificate is None else (Path(certificate), Path(key))
+    if files is not None:
+        expect_certificate(files)
+    names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
+             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "llamacpp_metrics",
              "log_texts", "reasoning")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         sampling={name: given[name] for name in PARAMETERS if given[name] is not None},
         seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
         max_tokens=given["max_tokens"],
+        catalogue=given["catalogue"] and Path(given["catalogue"]),
+        slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
+        hosts=tuple(host for text in given["host"] for host in text.split(",")),
+        ssl=files,
         api_keys=tuple(keys),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or MOST_RUNNING,
@@ -405,16 +446,21 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
 def engine_settings(given: dict[str, Any]) -> EngineSettings:
     """Limits of the engine; raises InvalidRequestError for a value out of range."""
     from llamacli.serve.settings import MOST_RUNNING, EngineSettings, default_max_running
+    from llamacli.tools.embedding import Pooling
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
              "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
+    if given["rerank"] and given["pooling"] not in (None, "rank"):
+        raise click.UsageError("--rerank and --pooling exclude each other.")
+    pooling = "rank" if given["rerank"] else given["pooling"]
     return EngineSettings(
         n_ctx=given["ctx_size"] or None,
         max_running=running,
         extra_running=0 if given["max_running"] else MOST_RUNNING - running,
         overrides=pop_overrides({**given}),
+        pooling=Pooling(pooling) if pooling else None,
         prompt_cache=given["prompt_cache"] and (given["prompt_cache"], given["prompt_cache_size"]),
         **{name: given[name] for name in names},
     )
@@ -478,13 +524,14 @@ def _log_requests() -> None:
 def _warn_of_open_server(http: HttpSettings) -> None:
     from llamacli.serve.http.middleware import is_loopback
 
-    if not http.api_keys and not is_loopback(http.host):
-        logging.getLogger("llamacli.serve").warning(
-            "%s can be reached from other machines, and no key is asked for: see --api-key", http.host
-        )
+    for host in http.hosts:
+        if not http.api_keys and not is_loopback(host):
+            logging.getLogger("llamacli.serve").warning(
+                "%s can be reached from other machines, and no key is asked for: see --api-key", host
+            )
 
 
-def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: EngineSettings) -> str:
+def _greeting(loaded: LoadedModel | ModelInfo, address: str, limits: EngineSettings) -> str:
     from llamacli.serve.models import LoadedModel
 
     if isinstance(loaded, LoadedModel):
@@ -493,12 +540,11 @@ def _greeting(loaded: LoadedModel | ModelInfo, host: str, port: int, limits: Eng
         info, rest = loaded, "on each replica"
     fewest, most = limits.max_running, limits.max_running + limits.extra_running
     texts = f"{fewest} to {most}" if most > fewest else f"{fewest}"
-    return (
-        f"llamacli: serving {info.name} on {_address(host, port)} (context of {info.n_ctx} tokens, "
-        f"{texts} texts at once, {rest})"
-    )
+    return f"llamacli: serving {info.name} on {address} (context of {info.n_ctx} tokens, {texts} texts at once, {rest})"
 
 
-def _address(host: str, port: int) -> str:
+def _address(http: HttpSettings, port: int) -> str:
+    """Address of the server, the first of several."""
+    host = http.hosts[0]
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}"
+    return f"http{'s' if http.ssl else ''}://{name}:{port}"

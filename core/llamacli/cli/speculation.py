@@ -54,10 +54,7 @@ def expect_one_drafter(lookup: bool, draft: str | None) -> None:
 def open_drafter(
     session: Session, lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
 ) -> Iterator[Drafter | None]:
-    """Drafter for a session that the options ask for, None without one.
-
-    A draft model is loaded, and closed in the end.
-    """
+    """Drafter that the options ask for, or None; closes a draft model."""
     expect_one_drafter(lookup, draft)
     if draft == MTP:
         from llamacli.generation.drafters import MtpHead

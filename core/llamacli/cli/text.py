@@ -33,7 +33,7 @@ def read_file(path: Path) -> str:
     """
     data = read_bytes(path)
     if _IMAGE.match(data):
-        raise InvalidRequestError(f"{path} is an image, and models read text only")
+        raise InvalidRequestError(f"{path} is an image: --image shows it to the model, or /image in a chat")
     return decoded(data, str(path))
 
 
@@ -69,10 +69,7 @@ def argument(text: str) -> str:
 
 
 def redecoded(text: str, source: str) -> str:
-    """Decode text with surrogate escapes as UTF-8.
-
-    It has them where the locale's encoding could not decode it.
-    """
+    """Decode surrogate escapes, left by the locale's encoding, as UTF-8."""
     return decoded(os.fsencode(text), source) if _UNDECODED.search(text) else text
 
 

@@ -55,10 +55,7 @@ class WordWrap:
 
 
 def word_wrap() -> Callable[[str], str]:
-    """Word wrap at the width of the terminal, for `write`.
-
-    Text is unchanged for a terminal without control sequences.
-    """
+    """Word wrap for `write` at the terminal's width; none on dumb terminals."""
     if os.environ.get("TERM") == "dumb":
         return str
     return WordWrap(lambda: shutil.get_terminal_size().columns).feed

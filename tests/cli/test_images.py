@@ -1,0 +1,118 @@
+"""Pictures on the command line: --image, --mmproj, and /image in a chat."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from llamacli import load_model
+from llamacli.cli.repl import Repl
+from llamacli.cli.repl_settings import Settings
+from llamacli.errors import InvalidRequestError, MediaError
+from llamacli.plugins import Plugins
+from llamacli.sampling import SamplingParams
+from media_cases import CASES, drawn, write_mmproj, write_text
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    write_mmproj(tmp_path / "mmproj-text.gguf", "gemma3")
+    return write_text(tmp_path / "text.gguf", "gemma3")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Callable[[int], Path]:
+    def write(seed: int = 0) -> Path:
+        path = tmp_path / f"photo{seed}.png"
+        Image.fromarray(drawn(40, 30, seed)).save(path)
+        return path
+
+    return write
+
+
+OPTIONS = ("-n", "4", "--temp", "0", "--json", "--mode", "fp32")
+
+
+def test_the_picture_is_part_of_the_prompt(invoke, text, photo) -> None:
+    def asked(*images: Path) -> dict[str, object]:
+        given = [part for image in images for part in ("--image", image)]
+        result = invoke("run", text, *given, "What is it?", *OPTIONS, "--logprobs", "1")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    without, one, other, both = asked(), asked(photo(0)), asked(photo(1)), asked(photo(0), photo(1))
+    n = [found["stats"]["n_prompt"] for found in (without, one, other, both)]
+    assert n == [n[0], n[0] + 6, n[0] + 6, n[0] + 12]  # 4 rows and two tokens around them
+    assert one["logprobs"] != other["logprobs"]
+    assert asked(photo(0))["logprobs"] == one["logprobs"]
+
+
+def test_a_picture_alone_is_a_message(invoke, text, photo) -> None:
+    assert invoke("run", text, "--image", photo(0), *OPTIONS).exit_code == 0
+
+
+def test_another_encoder(invoke, text, photo, tmp_path: Path) -> None:
+    other = write_mmproj(tmp_path / "v.gguf", "gemma3")
+    result = invoke("run", text, "--mmproj", other, "--image", photo(0), "x", *OPTIONS)
+    assert result.exit_code == 0, result.stderr
+    wrong = write_mmproj(tmp_path / "wrong.gguf", "gemma3", keys={"projection_dim": 96})
+    result = invoke("run", text, "-mm", wrong, "--image", photo(0), "x")
+    assert result.exit_code == 1
+    assert "'tiny gemma3' makes embeddings of 96 numbers, and the model 'tiny media gemma3'" in result.stderr
+
+
+def test_errors(invoke, text, photo, tmp_path: Path) -> None:
+    result = invoke("run", text, "--image", tmp_path / "none.png", "x")
+    assert "none.png" in result.stderr
+    (tmp_path / "text.png").write_text("hello")
+    result = invoke("run", text, "--image", tmp_path / "text.png", "x")
+    assert result.exit_code == 1
+    assert "text.png is no picture of a known type" in result.stderr
+    result = invoke("run", text, "--raw", "--image", photo(0), "x")
+    assert result.exit_code == 2
+    assert "--image is for chats" in result.stderr
+    (tmp_path / "mmproj-text.gguf").unlink()
+    result = invoke("run", text, "--image", photo(0), "x")
+    assert result.exit_code == 1
+    assert "the model 'tiny media gemma3' has no encoder of pictures" in result.stderr
+
+
+class TestChat:
+    @pytest.fixture
+    def repl(self, text: Path):
+        case = CASES["gemma3"]
+        plugins = Plugins.of(case.text, media=[case.encoder])
+        with load_model(text, "fp32", plugins=plugins, threads=1) as model, model.create_chat(max_tokens=3) as chat:
+            settings = Settings(chat, SamplingParams(), seed=1, verbose=False, log=False, draft_max=4)
+            yield Repl(settings, shift=False, functions={}, logged=None)
+
+    def test_a_picture_goes_with_the_next_message(self, repl: Repl, photo, capsys: pytest.CaptureFixture[str]) -> None:
+        path = photo(0)
+        repl._handle(f"/image {path}")
+        assert "attached to the next message" in capsys.readouterr().err
+        repl._handle("/show")
+        assert path.name in capsys.readouterr().err
+        repl._handle("What is it?")
+        (message, reply) = repl._chat.history
+        assert (message.content, len(message.images), reply.role) == ("What is it?", 1, "assistant")
+        repl._handle("/regen 5")
+        assert len(repl._chat.history[0].images) == 1
+        repl._handle("And now?")
+        assert repl._chat.history[2].images == ()
+
+    def test_a_chat_is_saved_with_its_pictures(self, repl: Repl, photo, tmp_path: Path) -> None:
+        repl._handle(f"/image {photo(0)}")
+        repl._handle("What is it?")
+        repl._handle(f"/save {tmp_path / 'chat.json'}")
+        repl._handle("/clear")
+        repl._handle(f"/load {tmp_path / 'chat.json'}")
+        assert (repl._chat.history[0].images[0].pixels == drawn(40, 30)).all()
+
+    def test_wrong_files(self, repl: Repl, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequestError, match="/image needs a file name"):
+            repl._handle("/image")
+        with pytest.raises(MediaError, match=r"none\.png: no such file"):
+            repl._handle(f"/image {tmp_path / 'none.png'}")
+        assert repl._attached == []
