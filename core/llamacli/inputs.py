@@ -102,6 +102,15 @@ class Inputs:
             made = _content_keys(checked, table, at, placed, ranges, keys)
         return cls(_frozen(checked), made, table, _frozen(at), placed, ranges)
 
+    @staticmethod
+    def keys_of(keys: Sequence[int], *, bidirectional: bool = False) -> list[int]:
+        """Content keys of rows of embeddings with these `keys`.
+
+        They are those of `Inputs.of`, without the rows. With `bidirectional`, the rows are one span.
+        """
+        n = len(keys)
+        return _content_keys(np.zeros(n, np.int32), None, np.arange(n), None, ((0, n),) if bidirectional else (), keys)
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -377,8 +386,11 @@ def _content_keys(
     out = ids.tolist()
     plain = [True] * len(contents)
     for j, i in enumerate(rows.tolist()):
-        assert embeddings is not None
-        contents[i], plain[i] = b"key %d" % keys[j] if keys is not None else b"row " + embeddings[j].tobytes(), False
+        if keys is not None:
+            contents[i] = b"key %d" % keys[j]
+        elif embeddings is not None:
+            contents[i] = b"row " + embeddings[j].tobytes()
+        plain[i] = False
     if positions is not None:
         for i in np.flatnonzero(positions[:, 0] >= 0).tolist():
             contents[i] += b" at " + _text(tuple(positions[i].tolist())).encode()
@@ -408,6 +420,8 @@ def _checked_ids(ids: Iterable[int] | None, n: int | None) -> Ids:
     except TypeError:
         raise InvalidRequestError(f"ids are a sequence of ints, not {ids!r}") from None
     for i, token in enumerate(given):
+        if isinstance(cast(object, token), np.ndarray | list | tuple):
+            raise InvalidRequestError("ids are a sequence of ints, and these have rows: give rows as `embeddings`")
         if not is_integer(token) or not 0 <= token < 1 << 31:
             raise InvalidRequestError(f"token {token!r} at index {i} is not an id")
     if n is not None and len(given) != n:

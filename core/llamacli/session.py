@@ -12,10 +12,11 @@ from llamacli.engine.adapters import AdaptersLike
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import InvalidRequestError, SessionBusyError, StateError
 from llamacli.generation.costs import StepCost
-from llamacli.generation.drafting import Drafter, hidden_taker
+from llamacli.generation.drafters import MAX_DRAFT
+from llamacli.generation.drafting import Draft, Drafter, hidden_taker
 from llamacli.generation.loop import Stats, generate, token_limit
 from llamacli.generation.stream import TokenStream
-from llamacli.generation.text import Token
+from llamacli.generation.text import Token, TokenText
 from llamacli.inputs import Contents, Inputs
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
@@ -40,6 +41,8 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     - `drafter`: proposer of tokens that `generate` uses by default (speculative decoding); may be set, None for none.
     - `step_cost`: the time of its steps with a drafter, by which the length of drafts is chosen.
     """
+
+    text: TokenText | None = None
 
     def __init__(
         self,
@@ -69,7 +72,6 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         self.stats = Stats()
         self.stop_string = ""
         self._drafter: Drafter | None = None
-        self._speculates: Drafter | None = None
         self.step_cost = StepCost()
         self._sampler = SamplerState(_checked_seed(seed), model.tokenizer, model.find_sampler)
         self._params: SamplingParams | SamplerChain = SamplingParams()
@@ -97,7 +99,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     @drafter.setter
     def drafter(self, drafter: Drafter | None) -> None:
         self._drafter = drafter
-        self._take_hidden = hidden_taker(self._speculates or drafter)
+        self._take_hidden = hidden_taker(drafter if self.draft is None else self.draft.drafter)
 
     @property
     def steer(self) -> Callable[[Candidates], None] | None:
@@ -176,15 +178,6 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         if self._cache is None or self._cache.closed:
             return "<Session, closed>"
         return f"<Session, {self.n_past} of {self.n_ctx} tokens, cache {self._cache.kv_type}>"
-
-    def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
-        """Draw the next token from a copy of `logits`.
-
-        Only the random generator changes. Pass the token to `accept`, for penalties and grammars to count it, and to
-        `eval`, to continue with it.
-        """
-        with self.lock:
-            return self._sampler.draw(self.logits, self._params if params is None else params)
 
     @locked
     def sample(self, params: SamplingParams | SamplerChain | None = None) -> int:
@@ -318,7 +311,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             if self._generation is not None:
                 raise SessionBusyError(_BUSY)
             self._generation = generation = object()
-            self._speculates = drafter
+            self.draft = None if drafter is None else Draft(drafter, getattr(drafter, "max_tokens", MAX_DRAFT))
             self._take_hidden = hidden_taker(drafter or self._drafter)
         return generation
 
@@ -326,7 +319,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         """End a generation, and drop what was evaluated ahead."""
         self._drop_ahead()
         if self._generation is generation:
-            self._generation = self._speculates = None
+            self._generation = self.text = self.draft = None
             self._take_hidden = hidden_taker(self._drafter)
 
     @locked
@@ -390,7 +383,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             raise StateError(f"the random generator of the saved state cannot be restored: {error}") from None
         draws.steer = self.steer
         state.check({0: self.cache})
-        self._logits, self._tokens, self._ahead, self.n_reused = None, [], [], 0
+        self._logits, self._tokens, self._ahead, self.n_reused = None, [], (), 0
         state.restore({0: self.cache})
         self._tokens, self._contents = list(map(int, tokens)), contents
         self._logits = None if logits is None else logits.copy()

@@ -55,5 +55,5 @@ def test_errors(model: Model) -> None:
         model.generate(["a"], n_parallel=0)
     with pytest.raises(ContextOverflowError, match="65 more do not fit into 64"):
         model.generate([[5] * 65])
-    with pytest.raises(InvalidRequestError, match="token id 999999 is not in the vocabulary"):
+    with pytest.raises(InvalidRequestError, match="token 999999 at index 0 is not an id from 0"):
         model.generate([[999999]])

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 from llamacli.generation.costs import StepCost
-from llamacli.generation.drafts import Draft, Drafts
+from llamacli.generation.drafting import Draft
+from llamacli.generation.drafts import Drafts
 
 
 class Clock:
@@ -42,7 +43,7 @@ class Running:
     draft: Draft | None
     n_left: int = 1000
     n_missing: int = 1
-    tokens: Sequence[int] = (1, 2)
+    context: Sequence[int] = (1, 2)
 
     def drop_draft(self) -> None:
         self.draft = None

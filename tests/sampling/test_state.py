@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from llamacli import InvalidRequestError, SamplingParams
 from llamacli.sampling import (
     Candidates,
     Draw,
+    LogProbs,
     MirostatV2,
     Penalties,
     SamplerChain,
@@ -181,6 +183,22 @@ class TestLogProbs:
         total = math.fsum(math.exp(value) for _, value in state.logprobs.top)
         assert total == pytest.approx(1, abs=1e-12)
         assert state.logprobs.chosen == state.logprobs.top[0][1] <= 0
+
+    @given(LOGITS, st.integers(1, 50))
+    def test_post_sampling_are_those_of_the_draw(self, logits: Logits, n: int) -> None:
+        params = SamplingParams(temperature=0.5, top_k=3, n_probs=n, post_sampling_probs=True)
+        state = SamplerState(1)
+        chosen = state.sample(logits.copy(), params)
+        kept = np.flatnonzero(logits >= np.sort(logits)[-3:][0])  # and all that equal the third
+        exact = exact_softmax((logits[kept] / np.float32(0.5)).astype(np.float32))
+        expected = dict(zip(kept.tolist(), exact.tolist(), strict=True))
+        assert math.exp(state.logprobs.chosen) == pytest.approx(expected[chosen], abs=1e-6)
+        found = [math.exp(value) for _, value in state.logprobs.top]
+        assert {token for token, _ in state.logprobs.top} <= expected.keys()
+        assert found == pytest.approx(sorted((p for p in exact if p > 0), reverse=True)[:n], abs=1e-6)
+        state.sample(logits.copy(), attrs.evolve(params, temperature=0.0))
+        best = int(logits.argmax())
+        assert state.logprobs == LogProbs(0.0, ((best, 0.0),))
 
     def test_only_computed_on_request(self) -> None:
         state = SamplerState(1)

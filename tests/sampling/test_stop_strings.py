@@ -3,6 +3,7 @@ import itertools
 import pytest
 
 from llamacli.sampling import StopStrings
+from llamacli.sampling.stop_strings import IndentLimit
 
 
 def matched(pieces: list[str], *stops: str) -> tuple[str, str]:
@@ -42,3 +43,26 @@ def test_only_possible_beginnings_are_held_back() -> None:
     assert stop.feed("\n\nUse") == ""
     assert stop.feed("d") == "\n\nUsed"
     assert not stop.found
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "expected"),
+    [
+        ("a\n  b\nc", 2, ("a\n  b\n", True)),
+        ("a\n  b\n c", 2, ("a\n  b\n ", True)),
+        ("a\n  b\n\tc", 1, ("a\n  b\n\tc", False)),
+        ("a\n\n\n  b", 2, ("a\n\n\n  b", False)),
+        ("a\n \n  b\n", 2, ("a\n \n  b\n", False)),
+        ("a\nb", 0, ("a\nb", False)),
+        ("\nb", 1, ("\n", True)),
+        ("a", 5, ("a", False)),
+    ],
+)
+def test_indentation_ends_a_text(text: str, least: int, expected: tuple[str, bool]) -> None:
+    for size in (1, 2, 3, len(text)):
+        limit, out = IndentLimit(least), ""
+        for i in range(0, len(text), size):
+            out += limit.feed(text[i : i + size])
+            if limit.found:
+                break
+        assert (out + limit.flush(), limit.found) == expected

@@ -130,14 +130,17 @@ def run(program: str, **env: str) -> str:
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 
 
+@pytest.mark.medium
 def test_forked_processes_generate_the_same_text() -> None:
     first, expected = run(IDLE).splitlines()
     assert first == expected
 
 
+@pytest.mark.medium
 def test_process_forked_while_others_generate_works() -> None:
     run(BUSY)
 
 
+@pytest.mark.medium
 def test_process_forked_while_others_compile_uses_cached_kernels_only() -> None:
     run(COMPILING)

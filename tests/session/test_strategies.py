@@ -24,6 +24,14 @@ def test_no_strategy_changes_logits(strategy: CacheStrategy, model: Model) -> No
         assert not any(table.any() for table in session.cache.tables)
 
 
+def test_tokens_behind_a_gap_are_evaluated_again(model: Model) -> None:
+    session = model.create_session(strategy="disabled", reuse=False)
+    session.load_state(fresh(model, LONG[:9]).save_state())
+    session.remove_range(0, 3)
+    session.eval(LONG[9:10])
+    np.testing.assert_array_equal(session.logits, fresh(model, LONG[3:10]).logits)
+
+
 def test_long_sequences_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamacli.kv.strategies.LONG_SEQUENCE", 20)
     session = model.create_session(strategy="long_sequence_only", reuse=False)

@@ -315,7 +315,6 @@ class Branches:
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[int]:
-        """Lease a sequence for a new branch; release it on failure."""
         if self._drained:
             raise ClosedError("the branches are drained")
         lease = self._pool.acquire()
@@ -341,7 +340,6 @@ class Branches:
 
 
 def _metrics_after(branch: _Branch, token: int) -> Metrics:
-    """Update a branch's metrics for a token that it accepts."""
     model, sampling, session = branch.metrics.model, branch.metrics.sampling, branch.session
     if session.has_logits:
         model = model.after(surprisal(session.logits, token), entropy(session.logits))

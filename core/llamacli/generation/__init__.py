@@ -1,8 +1,9 @@
 """Generation of text by sessions, batches, chats, branches and the server.
 
-- `evaluation`: chunks of sequences, evaluated in one batch.
-- `stream`: evaluated tokens of one sequence, with their KV cache and logits.
-- `drafting`, `drafters`, `mtp`: speculative decoding. `costs`: the time of steps, by rows.
+- `stream`: `TokenSequence`, of which each step of any caller draws, takes and advances; `TokenStream`, a sequence with
+  a context to rewind, fork and share. Chunks of sequences are evaluated by `llamacli.engine.batching`.
 - `text`: text of drawn tokens, with stop strings.
-- `loop`: steps that draw tokens, and what generates text with them.
+- `drafts`: controller of speculative decoding; `drafting`, `drafters`, `mtp`: its interface and drafters. `costs`: the
+  time of steps, by rows.
+- `loop`: what generates text with one session, or with several.
 """

@@ -1,10 +1,11 @@
-"""Drafter interface of speculative decoding."""
+"""Drafters and drafts of speculative decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +13,11 @@ from llamacli.engine.batching import TakeHidden
 from llamacli.engine.compiled_model import CompiledModel
 
 Logits = npt.NDArray[np.float32]
+
+_FIRST_CHANCE = 0.7
+"""Probability that a drafted token comes, before any has."""
+_KEPT, _KEPT_WAITING = 0.95, 0.98
+"""Share of the past that counts after another draft, and after a step without one."""
 
 
 class Drafter(Protocol):
@@ -33,6 +39,53 @@ class Drafter(Protocol):
 
         The sequence grows afterwards: it must not be changed or kept.
         """
+
+
+@attrs.define(eq=False)
+class Draft:
+    """Drafts of a sequence.
+
+    - `drafter`: proposes them; `max_tokens`: their maximum length.
+    - `tokens`: the draft of this step; `n_accepted`: the number of its first tokens that came.
+    - `n_drafted_in_all`, `n_accepted_in_all`: the same of all drafts so far.
+    - `is_warm`: true after the first draft, for which a draft model has to evaluate the prompt.
+    """
+
+    drafter: Drafter
+    max_tokens: int
+    tokens: Sequence[int] = ()
+    n_accepted: int = 0
+    n_drafted_in_all: int = 0
+    n_accepted_in_all: int = 0
+    is_warm: bool = False
+    _came: float = 0.0
+    _tried: float = 0.0
+
+    def expected(self, n: int) -> float:
+        """Tokens to expect of a draft of n tokens.
+
+        As if each came with the same probability, if all before it did.
+        """
+        p = (self._came + _FIRST_CHANCE) / (self._tried + 1)
+        return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+
+    def accepts(self, token: int) -> bool:
+        """True, and counted, if the draft continues with a token."""
+        accepted = self.n_accepted < len(self.tokens) and self.tokens[self.n_accepted] == token
+        self.n_accepted += accepted
+        self.n_accepted_in_all += accepted
+        return accepted
+
+    def settle(self) -> None:
+        """Learn from the fate of the draft, and end it."""
+        n_drafted, n_accepted = len(self.tokens), self.n_accepted
+        self._came = _KEPT * self._came + n_accepted
+        self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
+        self.tokens, self.n_accepted = (), 0
+
+    def wait(self) -> None:
+        """Decay the acceptance statistics, so that drafts are tried again later."""
+        self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
 
 
 def hidden_taker(drafter: Drafter | None) -> TakeHidden | None:

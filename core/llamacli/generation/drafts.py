@@ -6,22 +6,17 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
-
-import attrs
+from typing import Generic, TypeVar
 
 from llamacli.generation.costs import StepCost
-from llamacli.generation.drafting import Drafter
+from llamacli.generation.drafting import Draft
+from llamacli.generation.stream import TokenSequence
 from llamacli.kv import N_BATCH
 
 _log = logging.getLogger(__name__)
 
-_FIRST_CHANCE = 0.7
-"""Probability that a drafted token comes, before any has."""
 _FIRST_LENGTH = 4
 """Maximum length of the first draft, before which steps of one size only have been timed."""
-_KEPT, _KEPT_WAITING = 0.95, 0.98
-"""Share of the past that counts after another draft, and after a step without one."""
 _NEWEST = 0.2
 """Weight of the newest time in the mean of the time that drafting takes."""
 _KEPT_SECONDS = 0.99
@@ -30,74 +25,7 @@ _CHEAP = 0.02
 """Share of a step's time below which drafting is not thought about before."""
 
 
-@attrs.define(eq=False)
-class Draft:
-    """Drafts of a sequence.
-
-    - `drafter`: proposes them; `max_tokens`: their maximum length.
-    - `tokens`: the draft of this step; `n_accepted`: the number of its first tokens that came.
-    - `n_drafted_in_all`, `n_accepted_in_all`: the same of all drafts that were settled.
-    - `is_warm`: true after the first draft, for which a draft model has to evaluate the prompt.
-    """
-
-    drafter: Drafter
-    max_tokens: int
-    tokens: Sequence[int] = ()
-    n_accepted: int = 0
-    n_drafted_in_all: int = 0
-    n_accepted_in_all: int = 0
-    is_warm: bool = False
-    _came: float = 0.0
-    _tried: float = 0.0
-
-    def expected(self, n: int) -> float:
-        """Tokens to expect of a draft of n tokens.
-
-        As if each came with the same probability, if all before it did.
-        """
-        p = (self._came + _FIRST_CHANCE) / (self._tried + 1)
-        return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
-
-    def accepts(self, token: int) -> bool:
-        """True, and counted, if the draft continues with a token."""
-        accepted = self.n_accepted < len(self.tokens) and self.tokens[self.n_accepted] == token
-        self.n_accepted += accepted
-        return accepted
-
-    def settle(self) -> None:
-        """Learn from the fate of the draft, and end it."""
-        n_drafted, n_accepted = len(self.tokens), self.n_accepted
-        self.n_drafted_in_all += n_drafted
-        self.n_accepted_in_all += n_accepted
-        self._came = _KEPT * self._came + n_accepted
-        self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
-        self.tokens, self.n_accepted = (), 0
-
-    def wait(self) -> None:
-        """Decay the acceptance statistics, so that drafts are tried again later."""
-        self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
-
-
-class _Drafted(Protocol):
-    """Sequence whose next tokens may be drafted.
-
-    - `tokens`: all of its tokens, the last `n_missing` of which the step evaluates.
-    - `n_left`: tokens that may still be drawn.
-    - `draft`: its drafts, None for none; `drop_draft` ends them after an error.
-    """
-
-    draft: Draft | None
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def n_missing(self) -> int: ...
-    @property
-    def n_left(self) -> int: ...
-    def drop_draft(self) -> None: ...
-
-
-Drafted = TypeVar("Drafted", bound=_Drafted)
+Drafted = TypeVar("Drafted", bound=TokenSequence)
 
 
 class Drafts(Generic[Drafted]):
@@ -146,6 +74,7 @@ class Drafts(Generic[Drafted]):
                 draft.wait()
                 continue
             draft.tokens, reserved = tokens[:n], after
+            draft.n_drafted_in_all += n
             n_rows, expected, drafting_s = n_rows + n, expected + draft.expected(n), drafting_s + n * self._seconds
 
     def _best_length(
@@ -170,7 +99,7 @@ class Drafts(Generic[Drafted]):
     def _drafted(self, sequence: Drafted, draft: Draft, limit: int) -> Sequence[int]:
         started = self._clock()
         try:
-            tokens = draft.drafter.draft(sequence.tokens, limit)
+            tokens = draft.drafter.draft(sequence.context, limit)
         except Exception as error:  # of memory for a draft model, or of a drafter of a plugin
             _log.warning("no more drafts for %s", sequence, exc_info=error)
             sequence.drop_draft()

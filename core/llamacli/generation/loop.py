@@ -6,19 +6,18 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ClosedError, InvalidRequestError
 from llamacli.generation.costs import StepCost
-from llamacli.generation.drafters import MAX_DRAFT
-from llamacli.generation.drafting import Drafter
-from llamacli.generation.drafts import Draft, Drafts
+from llamacli.generation.drafting import Draft, Drafter
+from llamacli.generation.drafts import Drafts
 from llamacli.generation.text import Token, TokenText
 from llamacli.inputs import Inputs
-from llamacli.sampling import LogProbs, SamplerChain, SamplingParams
+from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.tokenizer import StreamDecoder
 from llamacli.util.numbers import is_integer
 
@@ -55,6 +54,9 @@ class _Session(Protocol):
     n_computed: int
     step_cost: StepCost
 
+    text: TokenText | None
+    draft: Draft | None
+
     @property
     def model(self) -> CompiledModel: ...
     @property
@@ -62,17 +64,15 @@ class _Session(Protocol):
     @property
     def n_cached(self) -> int: ...
     @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> LogProbs | None: ...
+    def n_left(self) -> int: ...
     def begin_generation(self, drafter: Drafter | None) -> object: ...
     def end_generation(self, generation: object) -> None: ...
     def reset_sampler(self) -> None: ...
     def eval(self, tokens: Sequence[int] | Inputs) -> object: ...
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None: ...
-    def is_ahead(self, token: int) -> bool: ...
     def draw(self, params: SamplingParams | SamplerChain | None) -> int: ...
-    def accept(self, token: int) -> None: ...
+    def take(self, token: int) -> list[Token]: ...
+    def advance(self, token: int, *, accept: bool) -> bool: ...
     def rewind(self, n_past: int) -> None: ...
     def decoder(self) -> StreamDecoder: ...
     def close(self) -> None: ...
@@ -95,114 +95,6 @@ def token_limit(max_tokens: int | None, n_ctx: int) -> int:
             f"max_tokens must be an integer of at least 0, or None or -1 for no limit, not {max_tokens!r}"
         )
     return n_ctx if max_tokens == -1 else int(max_tokens)
-
-
-class Generation:
-    """Text that a session generates.
-
-    A step is `draw`, and `advance` once the caller has taken its tokens; between the two the token drawn is neither
-    accepted nor evaluated.
-
-    - `text`: the tokens drawn so far, with their text. `drawn`: their ids, without the end token.
-    - `tokens`: with a drafter, the tokens of the session and the one drawn.
-    - `finish_reason`: "stop" or "length", where the context is full too; "" before the end.
-    """
-
-    def __init__(
-        self,
-        session: _Session,
-        params: SamplingParams | SamplerChain | None,
-        limit: int,
-        *,
-        ignore_eos: bool = False,
-        drafter: Drafter | None = None,
-        decoder: StreamDecoder | None = None,
-    ):
-        self.session, self._params = session, params
-        stop = params.stop if isinstance(params, SamplingParams) else ()
-        end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
-        self.text = TokenText(decoder or session.decoder(), stop, end_ids, limit)
-        self.draft = None if drafter is None else Draft(drafter, getattr(drafter, "max_tokens", MAX_DRAFT))
-        self._drafts = None if drafter is None else Drafts[Generation](session.step_cost)
-        self.tokens: list[int] = []
-        self.drawn: list[int] = []
-        self.finish_reason = self.text.finish_reason
-
-    def __str__(self) -> str:
-        return f"the text of {self.session!r}"
-
-    @property
-    def n_left(self) -> int:
-        """Tokens that may still be drawn."""
-        return min(self.text.n_left, self.session.n_ctx - self.session.n_past)
-
-    @property
-    def n_missing(self) -> int:
-        """Tokens to evaluate before the next draw."""
-        return 1 + self.session.n_past - self.session.n_cached
-
-    def drop_draft(self) -> None:
-        """Generate without drafts from now on."""
-        self.draft = None
-
-    def draw(self) -> list[Token]:
-        """Draw the next token; the tokens whose text is certain now.
-
-        The token is to be accepted unless the text has stopped, or the context was full.
-        """
-        session = self.session
-        n_after = session.n_past + 1
-        if n_after > session.n_ctx:
-            self.finish_reason = "length"
-            return []
-        token = session.draw(self._params)
-        certain = self.text.take(token, session.logprobs, is_last=n_after == session.n_ctx)
-        self.finish_reason = self.text.finish_reason
-        if self.finish_reason:
-            session.stop_string = self.text.stop_string
-        if self.text.n_tokens > len(self.drawn):
-            self.drawn.append(token)
-        return certain
-
-    def accept(self) -> int:
-        """Accept the token drawn, which is to be evaluated next."""
-        self.session.accept(self.drawn[-1])
-        return self.drawn[-1]
-
-    def advance(self) -> None:
-        """Accept the token drawn and evaluate it, with a draft.
-
-        Nothing is computed if the last draft had the token.
-        """
-        session, token, draft = self.session, self.accept(), self.draft
-        if draft is None or self._drafts is None:  # an error has ended the drafts
-            session.eval([token])
-            return
-        if len(self.tokens) != session.n_past:
-            self.tokens = list(session.tokens)
-        self.tokens.append(token)
-        if draft.accepts(token) and session.is_ahead(token):
-            session.eval([token])
-            return
-        if draft.tokens:
-            draft.settle()
-        self._drafts.propose([self])
-        started, n_before = time.perf_counter(), session.n_computed
-        if draft.tokens:
-            session.eval_ahead(token, draft.tokens)
-        else:
-            session.eval([token])
-        self._drafts.cost.observe(session.n_computed - n_before, time.perf_counter() - started)
-
-    @property
-    def n_drafted(self) -> int:
-        """Tokens drafted so far."""
-        return 0 if self.draft is None else self.draft.n_drafted_in_all + len(self.draft.tokens)
-
-    @property
-    def n_accepted(self) -> int:
-        """Drafted tokens that came."""
-        return 0 if self.draft is None else self.draft.n_accepted_in_all + self.draft.n_accepted
 
 
 def generate(
@@ -233,32 +125,39 @@ def generate(
         n_computed, seconds = session.n_computed - n_computed, clock() - started
         stats.n_prompt, stats.n_reused = n_prompt, n_prompt - n_computed
         stats.prefill_tps = n_computed / seconds if seconds > 0 else 0.0
-        text = Generation(session, params, limit, ignore_eos=ignore_eos, drafter=speculate)
-        n_whole, seconds = session.n_past, 0.0
-        for n in range(1, limit + 1):
-            n_evaluated, step = None, clock()
-            tokens = text.draw()
-            seconds += clock() - step
-            if n == 1:
-                stats.ttft_s = clock() - started
+        text = _begin_text(session, params, limit, ignore_eos=ignore_eos)
+        draft, drafts = session.draft, Drafts[Any](session.step_cost)
+        n_whole, seconds, n = session.n_past, 0.0, 0
+        while session.n_left > 0:
+            n_evaluated, begun = None, clock()
+            token = session.draw(params)
+            tokens = session.take(token)
+            session.stop_string = text.stop_string
+            seconds += clock() - begun
+            stats.ttft_s = stats.ttft_s if n else clock() - started
             n_evaluated = session.n_past
-            for token in tokens:
-                yield token
+            for one in tokens:
+                yield one
                 n_whole += 1
-            if text.finish_reason == "stop" or len(text.drawn) < n:
+            if text.finish_reason == "stop":
                 break
-            n_evaluated, step = None, clock()
-            if speculate is None:
-                session.eval([text.accept()])
-            else:
-                text.advance()
-                stats.n_drafted, stats.n_accepted = text.n_drafted, text.n_accepted
-            seconds += clock() - step
+            n_evaluated, begun = None, clock()
+            if not session.advance(token, accept=True):
+                if draft is None:
+                    session.eval([token])
+                else:
+                    drafts.propose([session])
+                    n_computed, evaluating = session.n_computed, clock()
+                    session.eval_ahead(token, draft.tokens)
+                    drafts.cost.observe(session.n_computed - n_computed, clock() - evaluating)
+            if draft is not None:
+                stats.n_drafted, stats.n_accepted = draft.n_drafted_in_all, draft.n_accepted_in_all
+            n, seconds = n + 1, seconds + clock() - begun
             stats.n_gen, stats.gen_tps = n, n / seconds if seconds > 0 else 0.0
         n_evaluated = session.n_past
-        for token in text.text.flush():
-            yield token
-            n_whole += not session.stop_string
+        for one in text.flush():
+            yield one
+            n_whole += not text.stop_string
     finally:
         if n_whole < session.n_past and n_evaluated in (None, session.n_past):
             with contextlib.suppress(ClosedError):
@@ -292,26 +191,37 @@ def generate_batch(
     Up to `n_parallel` run at once. Each has a new session, which is closed when its text has ended. `evaluate` is
     `llamacli.eval_batch`.
     """
-    results = {i: Generated("", (), "length") for i in range(len(sessions))}
-    waiting, pieces = collections.deque(range(len(sessions) if limit else 0)), [""] * len(sessions)
-    running: dict[int, tuple[Generation, Sequence[int] | Inputs]] = {}
-    while waiting or running:
-        while waiting and len(running) < n_parallel:
+    results = [Generated("", (), "length") for _ in sessions]
+    waiting, work = collections.deque(range(len(sessions) if limit else 0)), dict[int, Sequence[int] | Inputs]()
+    pieces, drawn = [""] * len(sessions), [list[int]() for _ in sessions]
+    while waiting or work:
+        while waiting and len(work) < n_parallel:
             i = waiting.popleft()
-            prompt = prompts[i]
-            keys = [key for key in prompt.keys if key >= 0] if isinstance(prompt, Inputs) else prompt
-            decoder = sessions[i].model.tokenizer.stream(keys)
-            running[i] = Generation(sessions[i], params, limit, decoder=decoder), prompt
-        evaluate([(sessions[i], ids) for i, (_, ids) in running.items()])
-        for i, (one, _) in [*running.items()]:
-            tokens = one.draw()
-            if not one.finish_reason:
-                running[i] = one, [one.accept()]
-            if one.finish_reason:
-                tokens += one.text.flush()
-                del running[i]
-            pieces[i] += "".join([token.piece for token in tokens])
-            if one.finish_reason:
-                results[i] = Generated(pieces[i], tuple(one.drawn), one.finish_reason)
-                sessions[i].close()
-    return [results[i] for i in range(len(sessions))]
+            work[i] = prompts[i]
+        evaluate([(sessions[i], ids) for i, ids in work.items()])
+        for i in [*work]:
+            session = sessions[i]
+            text = session.text or _begin_text(session, params, limit)
+            if session.n_left > 0:
+                token = session.draw(params)
+                pieces[i] += "".join([one.piece for one in session.take(token)])
+                drawn[i] += [token] if token not in text.end_ids else []
+                if not text.finish_reason:
+                    session.advance(token, accept=True)
+                    work[i] = [token]
+                    continue
+            del work[i]
+            pieces[i] += "".join([one.piece for one in text.flush()])
+            results[i] = Generated(pieces[i], tuple(drawn[i]), text.finish_reason or "length")
+            session.close()
+    return results
+
+
+def _begin_text(
+    session: _Session, params: SamplingParams | SamplerChain | None, limit: int, *, ignore_eos: bool = False
+) -> TokenText:
+    """Begin a text of a session behind its tokens."""
+    stop = params.stop if isinstance(params, SamplingParams) else ()
+    end_ids = frozenset[int]() if ignore_eos else session.model.tokenizer.eog_ids
+    session.text = TokenText(session.decoder(), stop, end_ids, limit)
+    return session.text

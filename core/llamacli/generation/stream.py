@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,20 +15,131 @@ from llamacli.engine.adapters import AdaptersLike, key_of
 from llamacli.engine.batching import Chunk, Logits, TakeHidden, check_inputs, evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
+from llamacli.generation.drafting import Draft
+from llamacli.generation.text import DrawnText
 from llamacli.inputs import Contents, Inputs
 from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
-from llamacli.sampling import as_logits
+from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, as_logits
 from llamacli.util.locking import fork_safe, locked
 from llamacli.util.numbers import is_integer
+
+_NO_LOGITS = "no token has been evaluated yet, so there are no logits"
 
 MIN_CHECKPOINT = 64
 """Minimum length of a prompt at whose end sliding windows are checkpointed; recurrent states are after any prompt, and
 after so many tokens that are evaluated again."""
 
 
-class TokenStream:
+class TokenSequence(ABC):
+    """Tokens of one text, with their KV cache, logits and sampler.
+
+    A step of any number of sequences evaluates chunks of them, and goes on with those that have logits: `draw` a token,
+    `take` it into the text, `advance` behind it. Those whose draft had the token have logits again.
+
+    - `lock`: held while a token is drawn, or accepted.
+    - `params`: sampling parameters of draws that are given none.
+    - `text`: the text that is generated, None without. `draft`: its drafts, None without.
+    """
+
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    text: DrawnText[Any] | None = None
+    draft: Draft | None = None
+    params: SamplingParams | SamplerChain = SamplingParams()
+    _tokens: list[int]
+    _sampler: SamplerState
+    _logits: Logits | None = None
+    _ahead: Sequence[tuple[int, Logits]] = ()  # drafted tokens behind the last one in the cache, with logits after each
+    _accepted: Sequence[int] = ()  # the token that was drawn last, until it is evaluated
+
+    @property
+    @abstractmethod
+    def cache(self) -> KVSequence:
+        """KV cache, which holds the first tokens, and after them drafted ones."""
+
+    @property
+    @abstractmethod
+    def n_missing(self) -> int:
+        """Tokens to evaluate before the next draw."""
+
+    @property
+    @abstractmethod
+    def n_left(self) -> int:
+        """Tokens that may still be drawn."""
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens accepted so far; the last `n_missing` are to be evaluated."""
+        return self._tokens
+
+    def draw(self, params: SamplingParams | SamplerChain | None = None) -> int:
+        """Draw the next token from a copy of `logits`.
+
+        Only the random generator changes. Pass the token to `accept`, for penalties and grammars to count it, and to
+        `eval`, to continue with it.
+        """
+        with self.lock:
+            if self._logits is None:
+                raise InvalidRequestError(_NO_LOGITS)
+            return self._sampler.draw(self._logits, self.params if params is None else params)
+
+    def take(self, token: int) -> list[Any]:
+        """Add a drawn token to the text; what is certain now."""
+        assert self.text is not None
+        return self.text.take(token, self._sampler.logprobs, is_last=self.n_left == 1)
+
+    def is_ahead(self, token: int) -> bool:
+        """True if the draft that was evaluated continues with a token."""
+        return (
+            bool(self._ahead)
+            and self._ahead[0][0] == token
+            and len(self.cache.tokens) == len(self._tokens) + len(self._ahead)
+        )
+
+    def advance(self, token: int, *, accept: bool = False) -> bool:
+        """Go on behind a drawn token; True if the draft had it.
+
+        Then `logits` are those after it already. Else it is to be evaluated, and the rest of the draft is dropped. With
+        `accept` it counts as generated, for penalties and grammars.
+        """
+        with self.lock:
+            if accept:
+                self._sampler.accept(token)
+            if self._ahead and self.is_ahead(token):
+                if self.draft is not None:
+                    self.draft.accepts(token)
+                (_, logits), ahead = self._ahead[0], self._ahead[1:]
+                self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
+                self._logits, self._ahead = logits, ahead
+                return True
+            if self._ahead or self.draft is not None:
+                self.settle()
+            self._accepted = (token,)
+            return False
+
+    def settle(self) -> None:
+        """Drop what was evaluated of a draft and did not come."""
+        if self.draft is not None and self.draft.tokens:
+            self.draft.settle()
+        if self._ahead:
+            self._truncate_cache(len(self._tokens))
+
+    def drop_draft(self) -> None:
+        """Generate without drafts from now on."""
+        self.draft = None
+
+    def _truncate_cache(self, n: int) -> None:
+        """Keep at most the first n cells.
+
+        None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
+        """
+        cache, self._ahead = self.cache, ()
+        if n < len(cache.tokens):
+            cache.truncate(cache.floor(n))
+
+
+class TokenStream(TokenSequence):
     """Evaluated tokens of one text, with their KV cache and logits.
 
     Streams of one model never affect each other's results. Calls from several threads wait for one another; `close`
@@ -82,8 +194,6 @@ class TokenStream:
             self._prefixes.add(sequence)
         self.n_reused = self.n_computed = 0
         self.progress: Progress | None = None
-        self._logits: Logits | None = None
-        self._ahead: list[tuple[int, Logits]] = []
         self._take_hidden: TakeHidden | None = None  # takes the hidden states of evaluated tokens
 
     @property
@@ -123,6 +233,22 @@ class TokenStream:
         return tuple(self._tokens)
 
     @property
+    def context(self) -> list[int]:
+        """Tokens evaluated so far, and the one accepted behind them."""
+        return [*self._tokens, *self._accepted]
+
+    @property
+    def n_missing(self) -> int:
+        """Tokens of the context that the cache does not hold."""
+        return len(self._tokens) + len(self._accepted) - self.n_cached
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that the text and the context have room for."""
+        n_room = self.n_ctx - len(self._tokens)
+        return n_room if self.text is None else min(self.text.n_left, n_room)
+
+    @property
     def n_cached(self) -> int:
         """Number of tokens, from the first on, that the cache holds.
 
@@ -137,7 +263,7 @@ class TokenStream:
         Raises InvalidRequestError before the first eval.
         """
         if self._logits is None:
-            raise InvalidRequestError("no token has been evaluated yet, so there are no logits")
+            raise InvalidRequestError(_NO_LOGITS)
         return self._logits
 
     @logits.setter
@@ -169,9 +295,7 @@ class TokenStream:
         with self.lock:
             ids = self._checked(tokens)
             if self._ahead and len(ids) == 1 and not all_logits and isinstance(ids, list) and self.is_ahead(ids[0]):
-                (token, logits_ahead), ahead = self._ahead[0], self._ahead[1:]
-                self._tokens += (token,)  # no call from here on: an interrupt comes before all of this or after it
-                self._logits, self._ahead = logits_ahead, ahead
+                self.advance(ids[0])
                 return None
             try:
                 chunk = self._chunk(ids, all_logits=all_logits)
@@ -197,14 +321,6 @@ class TokenStream:
             self.eval([token])
             return
         _evaluate([(self, ids)], n_ahead=len(ids) - 1)
-
-    def is_ahead(self, token: int) -> bool:
-        """True if `eval` of this token next costs nothing, see `eval_ahead`."""
-        return (
-            bool(self._ahead)
-            and self._ahead[0][0] == token
-            and len(self.cache.tokens) == self.n_past + len(self._ahead)
-        )
 
     @locked
     def rewind(self, n_past: int) -> None:
@@ -232,9 +348,9 @@ class TokenStream:
 
         A `p1` of -1 is the end, and then this is `rewind`. Tokens behind the gap move up, as llama.cpp's context shift
         does: their keys are rotated to their new positions (RoPE), and what they have attended to stays in them. The
-        logits stay too. With recurrent states they are evaluated again instead, at the next `eval`. Raises
-        InvalidRequestError, changing nothing, for a range outside the context, or if a sliding window no longer has
-        what would be seen then.
+        logits stay too. With recurrent states, or a strategy that may drop cells, they are evaluated again instead, at
+        the next `eval`. Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding
+        window no longer has what would be seen then.
         """
         stop = self.n_past if is_integer(p1) and p1 == -1 else p1
         if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
@@ -247,7 +363,8 @@ class TokenStream:
                 "the context has embeddings, explicit positions or spans, whose later tokens cannot move up: rewind it"
             )
         program, by = self.program, stop - p0
-        if len(self.cache.tokens) == self.n_past and not self.cache.pool.layout.recurrent:
+        is_kept = self.strategy is CacheStrategy.ALWAYS and not self.cache.pool.layout.recurrent
+        if is_kept and len(self.cache.tokens) == self.n_past:
             self.cache.remove(p0, stop, lambda layer, keys: program.shift_keys(layer, keys, by, self.n_ctx))
         else:
             self._truncate_cache(p0)
@@ -346,7 +463,7 @@ class TokenStream:
         last, n_computed = rows[0], len(chunk.ids)
         n_reused = max(0, len(ids) - n_computed)
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
-        self._logits, self._ahead = last, ahead
+        self._logits, self._ahead, self._accepted = last, ahead, ()
         self.n_reused += n_reused
         self.n_computed += n_computed
         if self.strategy is not CacheStrategy.ALWAYS and not self.strategy.caches(self.n_past):
@@ -359,15 +476,6 @@ class TokenStream:
         """
         if self._cache is not None and not self._cache.closed:
             self._truncate_cache(self.n_cached)
-
-    def _truncate_cache(self, n: int) -> None:
-        """Keep at most the first n cells.
-
-        None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
-        """
-        cache, self._ahead = self.cache, []
-        if n < len(cache.tokens):
-            cache.truncate(cache.floor(n))
 
     @locked
     def _drop_ahead(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
@@ -36,25 +36,21 @@ class DrawnText(ABC, Generic[Item]):
     That is an end token, a stop string, or a number of tokens. What becomes of a token is a subclass's: `TokenText`
     gives tokens with their text, the server's `ChoiceText` events.
 
-    - `end_ids`: tokens that end the text. `n_tokens`: tokens so far, without such a one.
+    - `end_ids`: tokens that end the text. `n_tokens`: tokens so far, without such a one. `n_left`: the most to come.
     - `finish_reason`: "stop" after an end token or stop string, "length" after `limit` tokens; "" before.
     """
 
     def __init__(self, decoder: StreamDecoder, stop: Sequence[str], end_ids: Set[int], limit: int):
         self._decoder, self._stops = decoder, StopStrings(stop)
-        self.end_ids, self._limit = end_ids, limit
-        self.n_tokens = 0
+        self.end_ids, self.n_tokens, self.n_left = end_ids, 0, limit
+        self._held: collections.deque[tuple[int, Any]] = collections.deque()
+        self._n_certain = 0
         self.finish_reason: Literal["", "stop", "length"] = "" if limit > 0 else "length"
 
     @property
     def stop_string(self) -> str:
         """Stop string that has ended the text, "" until then."""
         return self._stops.found
-
-    @property
-    def n_left(self) -> int:
-        """Tokens that may still be drawn."""
-        return self._limit - self.n_tokens
 
     def take(self, token: int, logprobs: LogProbs | None = None, *, is_last: bool = False) -> list[Item]:
         """Add a token that was drawn; what is certain now.
@@ -64,20 +60,29 @@ class DrawnText(ABC, Generic[Item]):
         if token in self.end_ids:
             self.finish_reason = "stop"
             return []
-        self.n_tokens += 1
-        is_full = self.n_tokens >= self._limit
+        self.n_tokens, self.n_left = self.n_tokens + 1, self.n_left - 1
+        is_full = self.n_left <= 0
         items = self._add(token, logprobs, is_full or is_last)
-        if self._is_stopped():
+        if self._stops.found:
             self.finish_reason = "stop"
         elif is_full:
-            self.finish_reason = "length"
+            self.finish_reason = self.finish_reason or "length"
         return items
 
     @abstractmethod
-    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Item]: ...
+    def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Item]:
+        """Add a token; set `finish_reason` if it ends the text."""
 
-    def _is_stopped(self) -> bool:
-        return bool(self._stops.found)
+    def _release(self, certain: str) -> list[Any]:
+        """Items of `_held` that come with more certain text.
+
+        Certain text is before any stop string. Each item is held with the number of characters that it waits for.
+        """
+        self._n_certain += len(certain)
+        released = []
+        while self._held and self._held[0][0] <= self._n_certain:
+            released.append(self._held.popleft()[1])
+        return released
 
 
 class TokenText(DrawnText[Token]):
@@ -89,9 +94,8 @@ class TokenText(DrawnText[Token]):
 
     def __init__(self, decoder: StreamDecoder, stop: Sequence[str], end_ids: Set[int], limit: int):
         super().__init__(decoder, stop, end_ids, limit)
-        self._holds = bool(stop)
-        self._held: collections.deque[Token] = collections.deque()
-        self._n_certain = 0  # characters of the held tokens that are before any stop string
+        self._holds, self._n_text = bool(stop), 0
+        self._begun: list[Token] = []  # tokens of a character that is not complete
 
     def _add(self, token: int, logprobs: LogProbs | None, is_last: bool) -> list[Token]:
         piece = self._decoder.feed(token)
@@ -100,29 +104,27 @@ class TokenText(DrawnText[Token]):
         drawn = Token(token, piece, logprobs, not self._decoder.holds_bytes)
         if not self._holds:
             return [drawn]
-        held, certain, n = self._held, list[Token](), 0
-        held.append(drawn)
-        self._n_certain += len(self._stops.feed(piece))
-        for i, one in enumerate([*held]):
-            n += len(one.piece)
-            if n > self._n_certain:
-                break
-            if one.complete:
-                certain += [held.popleft() for _ in range(i + 1 - len(certain))]
-        self._n_certain -= sum(len(one.piece) for one in certain)
-        return certain
+        self._n_text += len(piece)
+        self._begun.append(drawn)
+        if drawn.complete:
+            self._held += [(self._n_text, one) for one in self._begun]
+            self._begun = []
+        return self._release(self._stops.feed(piece))
 
     def flush(self) -> list[Token]:
         """Tokens held back, at the end of the text.
 
         After a stop string, they are cut to the text before it.
         """
-        held, self._held = [*self._held], collections.deque()
+        held = [*(one for _, one in self._held), *self._begun]
+        self._held.clear()
+        self._begun = []
         if not self.stop_string:
             return held
+        n = self._n_certain - self._n_text + sum(len(one.piece) for one in held)
         cut: list[Token] = []
         for one in held:
-            if self._n_certain:
-                cut.append(attrs.evolve(one, piece=one.piece[: self._n_certain]))
-                self._n_certain -= len(cut[-1].piece)
+            if n > 0:
+                cut.append(attrs.evolve(one, piece=one.piece[:n]))
+                n -= len(cut[-1].piece)
         return cut

@@ -6,56 +6,8 @@
 - `errors`: exceptions of these.
 """
 
-from llamacli.prefix.errors import (
-    CancelledError,
-    ManifestMismatchError,
-    SessionClosedError,
-    SessionFatalError,
-    SessionUnavailableError,
-    UnsupportedFeatureError,
-)
-from llamacli.prefix.manifest import ContextManifest, ManifestSegment, build_manifest, hash_bytes, hash_token_ids
-from llamacli.prefix.registry import (
-    embed,
-    embed_available,
-    new_session,
-    session_available,
-    set_embed_function,
-    set_session_factory,
-)
-from llamacli.prefix.session import (
-    ContextReport,
-    DecodeConfig,
-    PrefixConfig,
-    PrefixSession,
-    PrefixStatus,
-    StreamChunk,
-    SuffixStatus,
-)
+from llamacli.util.exports import exports
 
-__all__ = [
-    "CancelledError",
-    "ContextManifest",
-    "ContextReport",
-    "DecodeConfig",
-    "ManifestMismatchError",
-    "ManifestSegment",
-    "PrefixConfig",
-    "PrefixSession",
-    "PrefixStatus",
-    "SessionClosedError",
-    "SessionFatalError",
-    "SessionUnavailableError",
-    "StreamChunk",
-    "SuffixStatus",
-    "UnsupportedFeatureError",
-    "build_manifest",
-    "embed",
-    "embed_available",
-    "hash_bytes",
-    "hash_token_ids",
-    "new_session",
-    "session_available",
-    "set_embed_function",
-    "set_session_factory",
-]
+_MODULE_OF, __getattr__, __dir__ = exports(__name__, __file__)
+
+__all__ = list(_MODULE_OF)

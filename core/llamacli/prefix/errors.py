@@ -12,10 +12,7 @@ class SessionUnavailableError(LlamaCliError):
 
 
 class SessionFatalError(LlamaCliError):
-    """The engine failed, and the session is unusable.
-
-    `cause` is the first exception.
-    """
+    """The engine failed and the session is unusable; `cause` says why."""
 
     def __init__(self, cause: Exception):
         self.cause = cause

@@ -27,10 +27,7 @@ def hash_bytes(text: str) -> str:
 
 @attrs.frozen
 class ManifestSegment:
-    """Segment of a context, with its byte and token ranges.
-
-    `stable` segments are part of the prefix.
-    """
+    """Segment with byte and token ranges; `stable` ones make up the prefix."""
 
     kind: str
     stable: bool
@@ -81,10 +78,7 @@ class ContextManifest:
         return hashlib.sha256(json.dumps(attrs.asdict(self), sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: ContextManifest) -> str:
-        """Name of the first identity field that differs.
-
-        Returns "" if none does; zero manifests are equal to any.
-        """
+        """First identity field that differs, else ""; zero manifests equal any."""
         if self.is_zero or other.is_zero:
             return ""
         return next((name for name in _IDENTITY if getattr(self, name) != getattr(other, name)), "")

@@ -45,10 +45,7 @@ def set_session_factory(factory: SessionFactory | None) -> None:
 
 
 def new_session(path: Path, config: PrefixConfig | None = None) -> PrefixSession:
-    """Create a session for a model file.
-
-    Raises SessionUnavailableError if no factory is registered.
-    """
+    """Create a session for a model file; SessionUnavailableError without a factory."""
     if _session_factory is None:
         raise SessionUnavailableError("no session factory is registered")
     return _session_factory(path, config or PrefixConfig())
@@ -66,10 +63,7 @@ def set_embed_function(function: EmbedFunction | None) -> None:
 
 
 def embed(path: Path, text: str, config: PrefixConfig | None = None) -> Sequence[float]:
-    """Embed a text with a model file.
-
-    Raises SessionUnavailableError if no embedding function is registered.
-    """
+    """Embed a text with a model file; SessionUnavailableError without a function."""
     if _embed_function is None:
         raise SessionUnavailableError("no embedding function is registered")
     return _embed_function(path, config or PrefixConfig(), text)

@@ -349,20 +349,14 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
                 self._text = None
 
     def _evaluate_last_again(self) -> None:
-        """Compute the logits of the last token.
-
-        In a fork, because an interrupt must leave the context whole.
-        """
+        """Compute the last logits in a fork: interrupts leave the context whole."""
         with self._session.fork() as fork:
             fork.rewind(len(self.tokens) - 1)
             fork.eval(self.tokens[-1:])
             self._session.logits = fork.logits
 
     def _rewind(self, n: int) -> int:
-        """Keep the first n tokens; returns how many are left.
-
-        None are left if their sliding window was evicted.
-        """
+        """Keep n tokens, none if their window was evicted; returns the number."""
         if n < len(self.tokens):
             self._session.rewind(n)
             if len(self._session.cache.tokens) < n:
@@ -370,10 +364,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         return len(self.tokens)
 
     def _evaluate(self, tokens: Sequence[int], cancel: Cancel | None) -> None:
-        """Evaluate tokens in batches.
-
-        Cancelling or an interrupt leaves the context as before.
-        """
+        """Evaluate tokens in batches; cancelled or interrupted, the context is as before."""
         start = len(self.tokens)
         try:
             for at in range(0, len(tokens), self.config.n_batch):
@@ -454,8 +445,5 @@ def _format_name(model: Model, name: str) -> str:
 
 
 def checked_threads(config: PrefixConfig) -> int | None:
-    """Number of threads to load a model with.
-
-    None is one thread a core.
-    """
+    """Number of threads of a model; None is one a core."""
     return int(config.threads) if config.threads > 0 else None

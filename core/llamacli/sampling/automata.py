@@ -136,10 +136,7 @@ class _Places:
         return begins, ends, empty
 
     def at_most(self, item: Node, times: int) -> Part:
-        """Optional copies of an item, each only after the one before.
-
-        The number of transitions is linear in `times`, not quadratic.
-        """
+        """Optional copies, each after the one before: linear transitions, not quadratic."""
         first, ends, _ = self.of(item)
         before = ends
         for _ in range(times - 1):

@@ -35,10 +35,7 @@ class Steps:
 
 
 def as_logits(values: Any) -> Logits:
-    """Convert to contiguous, writable float32 [n_vocab] logits.
-
-    Raises InvalidRequestError for anything that is not a one-dimensional array of numbers.
-    """
+    """Convert to contiguous, writable float32 [n_vocab] logits; InvalidRequestError for other arrays."""
     try:
         with np.errstate(over="ignore"):
             logits = np.require(values, np.float32, ["C", "W"])
@@ -128,10 +125,7 @@ class Candidates:
         return float(self.logits[self.best()])
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Positions of tokens: indices into the candidates, and into `ids`.
-
-        Tokens that are not candidates are left out.
-        """
+        """Indices of tokens into candidates, and into `ids`; others are left out."""
         if self.ids is self._all_ids:
             there = np.flatnonzero(ids < len(self.ids))
             return ids[there].astype(np.intp), there
@@ -140,10 +134,7 @@ class Candidates:
         return places[there], there
 
     def kth_largest(self, k: int) -> np.float32:
-        """The k-th largest logit.
-
-        Raises InvalidRequestError unless k is from 1 to the number of candidates.
-        """
+        """The k-th largest logit; InvalidRequestError unless there are k candidates."""
         if not 1 <= k <= len(self):
             raise InvalidRequestError(f"k = {k} must be from 1 to {len(self)}")
         if k <= _MAX_HEAP:
@@ -164,19 +155,13 @@ class Candidates:
         return float(kernels.log_sum_exp(self.logits, self.largest))
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Softmax of the logits, float64 [n].
-
-        The array is a buffer that the next call of this method or of `draw` overwrites.
-        """
+        """Softmax, float64 [n], in a buffer that this and `draw` overwrite."""
         probabilities: npt.NDArray[np.float64] = self._scratch[-1][: len(self)]
         kernels.softmax(self.logits, self.largest, self.log_total(), probabilities)
         return probabilities
 
     def draw(self) -> int:
-        """Draw the index of a candidate by its probability.
-
-        Takes one random number; a candidate of probability 0 is never drawn.
-        """
+        """Draw an index by probability with one random number; never probability 0."""
         index = self._run(_DRAW)
         assert index is not None
         return index
@@ -195,7 +180,6 @@ class Candidates:
             raise InvalidRequestError("cannot sample: no token is left")
 
     def _run(self, steps: Steps) -> int | None:
-        """Apply compiled samplers; the index of the candidate drawn."""
         numbers, n, logits = self._numbers, len(self.ids), self.logits
         is_kept = logits is not self._source or self.ids is not self._all_ids
         if is_kept:  # a sampler has replaced them, or they are there already
@@ -228,10 +212,7 @@ class Candidates:
         return float(kernels.deviation(self.logits))
 
     def keep_from(self, threshold: float) -> None:
-        """Keep the candidates whose logits are at least the threshold.
-
-        The threshold is rounded up to float32.
-        """
+        """Keep candidates from a threshold on, which is rounded up to float32."""
         self._run(Steps((kernels.KEEP_FROM, threshold)))
 
     def keep_where(self, mask: npt.NDArray[np.bool_]) -> None:
@@ -247,10 +228,7 @@ class Candidates:
         self.keep_where(mask)
 
     def choose(self, index: int) -> None:
-        """Draw the candidate at this index.
-
-        Raises InvalidRequestError if its logit is not finite.
-        """
+        """Draw this candidate; InvalidRequestError if its logit is not finite."""
         if not math.isfinite(self.logits[index]):
             raise _not_finite(self, index)
         self.chosen = int(self.ids[index])

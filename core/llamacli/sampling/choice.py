@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import attrs
@@ -44,27 +45,21 @@ class _Mirostat(Sampler):
         self.reset()
 
     def draw(self, candidates: Candidates) -> None:
-        """Draw at random, and record the surprisal of the token."""
         index = candidates.draw()
         surprise = candidates.surprisal(index) / math.log(2)
         candidates.choose(index)
         self._pending = (int(candidates.ids[index]), surprise)
 
     def accept(self, token: int) -> None:
-        """Update `mu` by `eta` times the error of the token's surprisal."""
         if self._pending is not None and self._pending[0] == token:
             self.mu -= self.eta * (self._pending[1] - self.tau)
         self._pending = None
 
     def reset(self) -> None:
-        """Reset `mu` to its initial value, 2 `tau`."""
         self.mu, self._pending = 2 * self.tau, None
 
     def clone(self) -> _Mirostat:
-        """A copy with the same `mu`."""
-        other = type(self)(self.tau, self.eta)
-        other.mu, other._pending = self.mu, self._pending
-        return other
+        return copy.copy(self)
 
 
 @attrs.define
@@ -162,6 +157,4 @@ class AdaptiveP(Sampler):
 
     def clone(self) -> AdaptiveP:
         """A copy with the same running mean."""
-        other = AdaptiveP(self.target, self.decay)
-        other._sum, other._weight, other._pending = self._sum, self._weight, self._pending
-        return other
+        return copy.copy(self)

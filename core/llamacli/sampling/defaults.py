@@ -46,7 +46,6 @@ def sampler_names(text: str) -> tuple[str, ...]:
 
 
 def _order(metadata: Metadata, find: FindSampler | None) -> tuple[str, ...]:
-    """Samplers of the file in its order, else `ORDER`."""
     names = sampler_names(metadata.get_str(SEQUENCE_KEY, ""))
     missing = [name for name in names if sampler_type(name, find) is None]
     if missing:

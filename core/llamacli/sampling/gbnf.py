@@ -98,8 +98,6 @@ def parse_gbnf(text: str, token_id: TokenId = lambda _: None) -> Rules:
 
 
 class _Parser:
-    """Recursive-descent parser; `at` is the current position."""
-
     def __init__(self, text: str, token_id: TokenId):
         self.text, self.token_id, self.at, self.depth, self.n_items = text, token_id, 0, 0, 0
         self.rule_at: dict[str, int] = {}

@@ -19,7 +19,7 @@ from llamacli.errors import GrammarError, InvalidRequestError, TokenizerError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.gbnf import MAX_SHORTEST, parse_gbnf
 from llamacli.sampling.patterns import shortest_text
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import Restriction
 from llamacli.sampling.schemas import close_objects, expect_depth
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.locking import fork_safe
@@ -88,16 +88,14 @@ class _Compiled:
             raise InvalidRequestError(f"{self.name}: it begins with a text of more than {MAX_SHORTEST} bytes")
 
     def matcher(self, n_states: int) -> LLMatcher:
-        """Matcher at the beginning, with a lexer of its own."""
         return _with_stack_for(self.source, lambda: _matcher(self.tokenizer, self.source, self.name, n_states))
 
     def renew(self, full: LLMatcher) -> None:
-        """Replace a full lexer, unless another use did."""
         if self.beginning is full:
             self.beginning = self.matcher(_FEW_STATES)
 
 
-class Grammar(Sampler):
+class Grammar(Restriction):
     """Keep only tokens that the grammar allows next.
 
     Where the text is complete, tokens that end generation are allowed. The grammar matches the text of normal tokens of
@@ -197,8 +195,6 @@ class Grammar(Sampler):
             candidates.keep_where(fits[candidates.ids])
         candidates.check_drawable()
 
-    apply = restrict
-
     def accept(self, token: int) -> None:
         """Advance the grammar by a token.
 
@@ -247,10 +243,7 @@ class Grammar(Sampler):
 
 
 def memory_limit(text: str) -> int:
-    """Bytes of memory that a compiled grammar or JSON Schema may take.
-
-    With all states that its uses share.
-    """
+    """Bytes that a compiled grammar may take, with its uses' states."""
     return _FEW_STATES * _STATE_BYTES + len(text) * _BYTES_PER_CHARACTER
 
 
@@ -361,10 +354,7 @@ def _trie(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 class _Vocabulary:
-    """Vocabulary interface that LLTokenizer expects.
-
-    Tokens without text are special tokens: they match no text of a grammar.
-    """
+    """Vocabulary interface that LLTokenizer expects; tokens without text are special."""
 
     is_tokenizer_wrapper = True
 
@@ -420,8 +410,6 @@ def _first_line(text: str) -> str:
 
 
 def _line_of(schema: str, reason: str) -> int:
-    """Line of the schema's string on which an error message ends."""
-
     def end(found: re.Match[str]) -> int:
         place = reason.rfind(found[1].lstrip("#"))
         return place + len(found[1]) if place >= 0 and found[1] else 0

@@ -141,7 +141,6 @@ class _Translator:
         return self.sizes[node]
 
     def make(self, kind: type[Node], *fields: object) -> Node:
-        """Create a node, or reuse the one with equal fields."""
         key = (kind, *fields)
         if key not in self.made:
             self.made[key] = kind(*fields)
@@ -211,13 +210,11 @@ class _Translator:
         return after_lexeme
 
     def automaton(self, node: Node) -> Automaton | None:
-        """Automaton of a regular part, cached; None if too large."""
         if node not in self.automata:
             self.automata[node] = automaton(node, self.rules, self.chars)
         return self.automata[node]
 
     def read_as_one(self, lexeme: Lexeme) -> Automaton:
-        """Automaton of a lexeme, which always exists."""
         found = self.automaton(lexeme.node)
         assert found is not None
         return found
@@ -277,7 +274,6 @@ def _bounds(low: int, high: int | None) -> str:
 
 
 def _reach(rules: Rules) -> dict[str, set[str]]:
-    """By rule, all rules that it refers to, directly or not."""
     direct = {name: {part.name for part in walk(node) if isinstance(part, Ref)} for name, node in rules.items()}
     reach = {}
     for name in rules:
@@ -292,7 +288,6 @@ def _reach(rules: Rules) -> dict[str, set[str]]:
 
 
 def _nullable(node: Node, rules: Container[str]) -> bool:
-    """Test if a part matches the empty text; `rules` do."""
     match node:
         case Sequence(items):
             return all(_nullable(item, rules) for item in items)

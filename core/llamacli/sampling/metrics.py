@@ -46,7 +46,6 @@ def entropy(logits: Logits, *, base: float = math.e) -> float:
 
 
 def _finite(logits: Logits) -> Logits:
-    """The finite logits; without a copy if all are."""
     finite = np.isfinite(logits)
     return logits if finite.all() else logits[finite]
 
@@ -59,10 +58,7 @@ def _unit(base: float) -> float:
 
 
 def perplexity_of(total: float, n: int) -> float:
-    """Perplexity: e to the mean of n surprisals in nats.
-
-    `total` is their sum. Infinite if n is 0.
-    """
+    """Perplexity: e to total / n, in nats; infinite if n is 0."""
     mean = total / n if n else math.inf
     return math.exp(mean) if mean <= _LARGEST_EXPONENT else math.inf
 

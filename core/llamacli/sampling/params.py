@@ -111,6 +111,7 @@ class SamplingParams(_Numbers):
     - `samplers`: the order of samplers by name; others are off.
     - `options`: settings of plugins' samplers.
     - `n_probs`: report log-probabilities of the drawn token and the `n_probs` most probable ones; 0 reports none.
+    - `post_sampling_probs`: report those by which the token was drawn, behind all samplers, instead of the model's own.
     """
 
     dry_sequence_breakers: tuple[str, ...] = attrs.field(
@@ -149,6 +150,7 @@ class SamplingParams(_Numbers):
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = integer(0, low=0)
+    post_sampling_probs: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
 
 
 SamplingParams.__init__ = explain_names(SamplingParams.__init__)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import LARGEST, Candidates, Ids
 from llamacli.sampling.checks import integer, number
 from llamacli.sampling.params import SamplingParams, biases, token_ids
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import Restriction, Sampler
 from llamacli.tokenizer import Tokenizer
 
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
@@ -51,10 +51,7 @@ class LogitBias(Sampler):
         return cls(params.logit_bias) if params.logit_bias else None
 
     def apply(self, candidates: Candidates) -> None:
-        """Add the biases.
-
-        Raises InvalidRequestError for a token outside of the vocabulary, and if no token is left.
-        """
+        """Add the biases; InvalidRequestError for unknown tokens, or if none is left."""
         self._add(self.bias, candidates)
 
     def restrict(self, candidates: Candidates) -> None:
@@ -74,7 +71,7 @@ class LogitBias(Sampler):
 
 
 @attrs.frozen
-class SuppressTokens(Sampler):
+class SuppressTokens(Restriction):
     """Forbid tokens."""
 
     tokens: tuple[int, ...] = attrs.field(converter=token_ids)
@@ -87,15 +84,8 @@ class SuppressTokens(Sampler):
             expect_tokens(params.suppress_tokens, tokenizer.n_vocab, "suppress_tokens")
         return cls(tokens) if tokens else None
 
-    def apply(self, candidates: Candidates) -> None:
-        """Set the logits to minus infinity.
-
-        Raises InvalidRequestError for a token outside of the vocabulary, and if no token is left.
-        """
-        self.restrict(candidates)
-
     def restrict(self, candidates: Candidates) -> None:
-        """Set the logits to minus infinity, as `apply`."""
+        """Forbid the tokens; InvalidRequestError for unknown ones, or if none is left."""
         expect_tokens(self.tokens, candidates.n_vocab, "suppress_tokens")
         ids = np.array(self.tokens, np.int32)
         candidates.logits[candidates.find(ids)[0]] = -np.inf
@@ -199,7 +189,6 @@ class Dry(Sampler):
         return len(text)
 
     def _max_excess(self) -> float:
-        """Largest exponent whose power is finite in float32."""
         return math.floor(math.log(LARGEST) / math.log(self.base)) if self.base > 1.000001 else math.inf
 
 

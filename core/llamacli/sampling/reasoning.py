@@ -12,13 +12,13 @@ from llamacli.errors import InvalidRequestError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.grammar import Grammar
 from llamacli.sampling.params import SamplingParams
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import Restriction
 from llamacli.tokenizer import Tokenizer
 
 _BLANKS = ("\n\n", "\n", " ")
 
 
-class GrammarAfter(Sampler):
+class GrammarAfter(Restriction):
     """Grammar of the text after reasoning and its markers.
 
     - `opens`: text with which the model may open its reasoning; it is optional. "" if the prompt has opened it.
@@ -43,12 +43,8 @@ class GrammarAfter(Sampler):
         """Tokens that may come beside those that the grammar allows."""
         self._n_closed, self._recent = 0, b""
 
-    def apply(self, candidates: Candidates) -> None:
-        """Apply the token mask."""
-        self.restrict(candidates)
-
     def restrict(self, candidates: Candidates) -> None:
-        """Apply the token mask, as `apply`."""
+        """Apply the token mask."""
         if self._is_inside:
             candidates.keep_where(~self._ends[candidates.ids])
         elif self._n_opened:
@@ -63,10 +59,7 @@ class GrammarAfter(Sampler):
         candidates.check_drawable()
 
     def accept(self, token: int) -> None:
-        """Advance by a token.
-
-        Raises InvalidRequestError if neither the grammar nor the markers allow it.
-        """
+        """Advance by a token; InvalidRequestError if grammar and markers forbid it."""
         if self._is_inside:
             self._accept_reasoning(token)
         elif self._n_opened:
@@ -93,13 +86,11 @@ class GrammarAfter(Sampler):
 
     def clone(self) -> GrammarAfter:
         """An independent copy in the same state."""
-        other = GrammarAfter(self._grammar.clone(), self._opens, self._closes)
-        other._is_inside, other._n_opened, other._besides = self._is_inside, self._n_opened, self._besides
-        other._n_closed, other._recent = self._n_closed, self._recent
+        other = copy.copy(self)
+        other._grammar = self._grammar.clone()
         return other
 
     def _allowed(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
-        """Flags of the tokens that the grammar allows."""
         own = Candidates(candidates.random)
         own.start(np.zeros(self._tokenizer.n_vocab, np.float32))
         allowed = np.zeros(self._tokenizer.n_vocab, np.bool_)
@@ -130,7 +121,7 @@ class GrammarAfter(Sampler):
             self._grammar.accept_bytes(rest)
 
 
-class ReasoningBudget(Sampler):
+class ReasoningBudget(Restriction):
     """Limit of the tokens of reasoning, after which its end is forced.
 
     - `opens`: text that begins reasoning, "" if the prompt has. `closes`: text that ends it.
@@ -149,10 +140,7 @@ class ReasoningBudget(Sampler):
 
     @classmethod
     def from_params(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> ReasoningBudget | None:
-        """Make the sampler, None without a budget or markers.
-
-        Raises InvalidRequestError without a tokenizer.
-        """
+        """Sampler, None without budget or markers; InvalidRequestError without a tokenizer."""
         if params.reasoning_budget < 0 or not params.reasoning_markers:
             return None
         if tokenizer is None:
@@ -161,10 +149,6 @@ class ReasoningBudget(Sampler):
         if not closes:
             raise InvalidRequestError(f"reasoning_markers must be two texts, not {params.reasoning_markers!r}")
         return cls(tokenizer, opens, closes, params.reasoning_budget, params.reasoning_budget_message)
-
-    def apply(self, candidates: Candidates) -> None:
-        """Apply the token mask."""
-        self.restrict(candidates)
 
     def restrict(self, candidates: Candidates) -> None:
         """Keep the next token of the forced text alone."""
@@ -207,7 +191,6 @@ class ReasoningBudget(Sampler):
 
 
 def _n_bytes(lead: int) -> int:
-    """Bytes of a character in UTF-8 by its first byte."""
     return 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2
 
 

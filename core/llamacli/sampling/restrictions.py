@@ -16,19 +16,11 @@ from llamacli.sampling.candidates import Candidates, Ids
 from llamacli.sampling.checks import integer
 from llamacli.sampling.params import SamplingParams, token_ids
 from llamacli.sampling.penalties import expect_tokens
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import Restriction
 from llamacli.tokenizer import Tokenizer
 
 MAX_WORD = 64
 """Tokens of a bad word at most."""
-
-
-class _Restriction(Sampler):
-    """Sampler of which `restrict` is the whole effect."""
-
-    def apply(self, candidates: Candidates) -> None:
-        """Forbid tokens, as `restrict`."""
-        self.restrict(candidates)
 
 
 def _array(tokens: Iterable[int]) -> Ids:
@@ -36,7 +28,7 @@ def _array(tokens: Iterable[int]) -> Ids:
 
 
 @attrs.frozen
-class AllowedTokens(_Restriction):
+class AllowedTokens(Restriction):
     """Forbid all tokens but these.
 
     Those of end of generation are forbidden too, unless they are among them.
@@ -52,10 +44,7 @@ class AllowedTokens(_Restriction):
         return cls(params.allowed_token_ids) if params.allowed_token_ids else None
 
     def restrict(self, candidates: Candidates) -> None:
-        """Set all other logits to minus infinity.
-
-        Raises InvalidRequestError if no token is left.
-        """
+        """Set other logits to minus infinity; InvalidRequestError if none is left."""
         places, _ = candidates.find(self.tokens)
         kept = candidates.logits[places]
         candidates.logits[:] = -np.inf
@@ -64,7 +53,7 @@ class AllowedTokens(_Restriction):
 
 
 @attrs.frozen
-class BadWords(_Restriction):
+class BadWords(Restriction):
     """Forbid sequences of tokens: the last one of each, after the others."""
 
     words: tuple[tuple[int, ...], ...]
@@ -90,10 +79,7 @@ class BadWords(_Restriction):
         return cls(tuple(sorted(words)))
 
     def restrict(self, candidates: Candidates) -> None:
-        """Set the logits of last tokens to minus infinity.
-
-        Raises InvalidRequestError if no token is left.
-        """
+        """Set last tokens' logits to minus infinity; InvalidRequestError if none is left."""
         before = tuple(candidates.history[-MAX_WORD:])
         last = [word[-1] for word in self.words if before[len(before) - len(word) + 1 :] == word[:-1]]
         if last:
@@ -102,7 +88,7 @@ class BadWords(_Restriction):
 
 
 @attrs.frozen
-class MinTokens(_Restriction):
+class MinTokens(Restriction):
     """Forbid tokens that end the text before it has `n` tokens.
 
     Where nothing else is left, as at the end of a grammar's text, they stay.

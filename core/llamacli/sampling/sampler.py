@@ -42,6 +42,14 @@ class Sampler(ABC):
         return self
 
 
+class Restriction(Sampler):
+    """Sampler of which `restrict` is the whole effect."""
+
+    def apply(self, candidates: Candidates) -> None:
+        """Remove the forbidden tokens."""
+        self.restrict(candidates)
+
+
 class CompiledSampler(Sampler):
     """Sampler without state that a kernel applies.
 
@@ -121,10 +129,7 @@ class SamplerChain(Sampler):
 
 
 class Steer(Sampler):
-    """Sampler that calls a function with the candidates.
-
-    The function changes their logits, or removes some.
-    """
+    """Sampler that calls a function, which changes or removes candidates."""
 
     def __init__(self, function: Callable[[Candidates], None]):
         self.function = function
@@ -151,7 +156,6 @@ def _is_compiled(sampler: Sampler) -> bool:
 
 
 def _run(sampler: Sampler, step: Callable[[Candidates], None], candidates: Candidates) -> None:
-    """Run a sampler, which may be a plugin's, and validate the result."""
     name = type(sampler).__name__
     try:
         step(candidates)

@@ -57,7 +57,6 @@ def expect_depth(schema: Any) -> None:
 
 
 def _items(part: Any) -> list[tuple[str, Any]]:
-    """Objects and arrays in an object or array, by key or index."""
     pairs = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
     return [(str(key), item) for key, item in pairs if isinstance(item, dict | list)]
 
@@ -75,7 +74,6 @@ def _definition(schema: Any, reference: str) -> Any:
 
 
 def _references(schema: Any) -> list[str]:
-    """References in a schema, each once, without those in its definitions."""
     found: dict[str, None] = {}
     waiting = [schema]
     while waiting:
@@ -111,7 +109,6 @@ def _closed(schema: Any, open_references: set[str], *, is_open: bool, place: str
 
 
 def _parts(schema: dict[str, Any]) -> list[Any]:
-    """Parts of a schema that may list properties of one object."""
     members = schema.get("allOf")
     parts = [schema[key] for key in ("properties", "anyOf", "oneOf", "$ref") if key in schema]
     return parts + (members if isinstance(members, list) else [])
@@ -134,5 +131,4 @@ def _open_references(schema: Any) -> set[str]:
 
 
 def _escaped(name: str) -> str:
-    """Name in a JSON Pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -10,7 +10,8 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.candidates import Candidates, Logits
-from llamacli.sampling.logprobs import LogProbs, log_probabilities
+from llamacli.sampling.choice import Greedy
+from llamacli.sampling.logprobs import LogProbs, drawn_probabilities, log_probabilities
 from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.registry import FindSampler, build_chain
 from llamacli.sampling.sampler import SamplerChain, steered
@@ -50,15 +51,20 @@ class SamplerState:
         """
         if params is not self._params:
             self.use(params)
-        candidates, n_probs = self._candidates, self._chain.n_probs
+        candidates, n_probs, made_of = self._candidates, self._chain.n_probs, self._chain.params
+        is_post = isinstance(made_of, SamplingParams) and made_of.post_sampling_probs
         candidates.start(logits)
-        if n_probs:
+        if n_probs and not is_post:
             self._unmodified.start(logits.copy())
         chain = self._chain if self.steer is None else steered(self._chain, self.steer)
         chain.apply(candidates)
         if candidates.chosen is None:
             raise InvalidRequestError("the last sampler of the chain must draw a token, as Greedy and Draw do")
-        self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs) if n_probs else None
+        self.logprobs = None
+        if n_probs and is_post:
+            self.logprobs = drawn_probabilities(candidates, greedy=isinstance(chain.samplers[-1], Greedy), n=n_probs)
+        elif n_probs:
+            self.logprobs = log_probabilities(self._unmodified, candidates.chosen, n_probs)
         return candidates.chosen
 
     def draw(self, logits: Logits, params: SamplingParams | SamplerChain) -> int:
@@ -70,10 +76,7 @@ class SamplerState:
 
     @property
     def candidates(self) -> Candidates:
-        """Candidates of the last draw, valid until the next one.
-
-        Raises InvalidRequestError if nothing was drawn yet.
-        """
+        """Candidates of the last draw, until the next; InvalidRequestError before any."""
         if self._candidates.chosen is None:
             raise InvalidRequestError("no token has been drawn yet: there are no candidates")
         return self._candidates
@@ -91,18 +94,12 @@ class SamplerState:
         return candidates
 
     def accept(self, token: int) -> None:
-        """Append a token to the history and update the samplers.
-
-        Raises InvalidRequestError if a grammar does not allow it.
-        """
+        """Append a token and update samplers; InvalidRequestError if a grammar forbids it."""
         self._chain.accept(token)
         self.history.append(token)
 
     def reset(self) -> None:
-        """Clear the history and the samplers' state for a new text.
-
-        The random generator is not reset.
-        """
+        """Clear history and samplers for a new text, not the random generator."""
         self.history.clear()
         self._chain.reset()
 

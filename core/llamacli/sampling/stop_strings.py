@@ -1,4 +1,4 @@
-"""Stop strings, matched over streamed text."""
+"""Stop strings and limits of indentation, matched over streamed text."""
 
 from __future__ import annotations
 
@@ -33,6 +33,43 @@ class StopStrings:
 
     def flush(self) -> str:
         """Return the text held back, at the text's end."""
+        held, self._held = self._held, ""
+        return held
+
+
+class IndentLimit:
+    """End of a text by the indentation of its lines.
+
+    A text ends at the first line, its own first excepted, that is indented less than `least` characters.
+    White space that may begin such a line is held back. The text ends before the first other character of the line, as
+    llama-server's with `n_indent`.
+
+    - `found`: true once such a line has come; nothing may be fed afterwards.
+    """
+
+    def __init__(self, least: int):
+        self._least, self._held, self.found = least, "", False
+
+    def feed(self, piece: str) -> str:
+        """Add a piece; returns the text that is certain."""
+        if not self._least:
+            return piece
+        text, start = self._held + piece, 0
+        while (newline := text.find("\n", start)) >= 0:
+            line = text[newline + 1 :]
+            indent = len(line) - len(line.lstrip(" \t"))
+            start = newline + 1
+            if indent == len(line) and indent < self._least:
+                self._held = text[newline:]
+                return text[:newline]
+            if indent < self._least and line[indent] != "\n":
+                self._held, self.found = "", True
+                return text[: start + indent]
+        self._held = ""
+        return text
+
+    def flush(self) -> str:
+        """Return the white space held back, at the text's end."""
         held, self._held = self._held, ""
         return held
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.grammar import Grammar
-from llamacli.sampling.sampler import Sampler
+from llamacli.sampling.sampler import Restriction
 
 
-class LazyGrammar(Sampler):
+class LazyGrammar(Restriction):
     """Grammar that applies from the first of some trigger texts on.
 
     The grammar's text begins with the trigger itself. A trigger may be spelled by characters or by special tokens. As
@@ -33,10 +34,6 @@ class LazyGrammar(Sampler):
         """Number of the next marker of reasoning, 0 outside of it; bytes of the latest tokens before it may begin."""
         self._recent: list[tuple[int, bytes]] | None = []
         """Latest tokens and their bytes, in which a trigger may have begun; None once triggered."""
-
-    def apply(self, candidates: Candidates) -> None:
-        """Apply the grammar's token mask once triggered."""
-        self.restrict(candidates)
 
     def restrict(self, candidates: Candidates) -> None:
         """Apply the grammar's token mask once triggered."""
@@ -100,9 +97,8 @@ class LazyGrammar(Sampler):
 
     def clone(self) -> LazyGrammar:
         """An independent copy in the same state."""
-        other = LazyGrammar(self._grammar.clone(), self._triggers, self._after)
-        other._marks, other._n_markers, other._n_read = self._marks, self._n_markers, self._n_read
-        other._recent = None if self._recent is None else [*self._recent]
+        other = copy.copy(self)  # the lists are replaced, never changed
+        other._grammar = self._grammar.clone()
         return other
 
 
