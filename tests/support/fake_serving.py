@@ -21,7 +21,7 @@ from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from llamacli.testing.vocabularies import vocabulary
 from llamacli.tokenizer import tokenizer_from_metadata
-from llamacli.tools.embedding import Pooling
+from llamacli.tools.embedding import Pooler, Pooling
 
 PAGE_BYTES = 2 * 4 * 16 * 4
 """Bytes of a page: keys and values of 4 float32 numbers for 16 tokens."""
@@ -161,7 +161,7 @@ class Simulation:
         self.scheduler = Scheduler(
             self.model,
             EngineSettings(**{"max_running": 8, **settings}),
-            pooling=pooling,
+            pooling=Pooler(pooling),
             clock=self.clock,
             drafts=DraftSource(lambda n: Guesses(self.program, n, self.drafted), draft_max) if draft_max else None,
         )

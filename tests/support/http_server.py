@@ -102,7 +102,7 @@ def served(engine: Engine, **settings: Any) -> Iterator[Served]:
     """Serve an engine from a thread."""
     listening = listen("127.0.0.1", 0)
     ready = threading.Event()
-    server = HttpServer(engine, HttpSettings(**{"template": TEMPLATE, **settings}), listening, ready.set)
+    server = HttpServer(engine, HttpSettings(**{"template": TEMPLATE, **settings}), [listening], ready.set)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -79,6 +79,9 @@ CASES = {
     "qwen3vl in a grid": Case("qwen3vl", (3, 4)),
     "qwen3vl in a row both ways": Case("qwen3vl", (1, 12), both_ways=True),
     "qwen3vlmoe in a grid": Case("qwen3vlmoe", (12, 1)),
+    "glm4_sections in a grid": Case("glm4_sections", (3, 4)),
+    "glm4_four_sections in a grid": Case("glm4_four_sections", (4, 3), extra=9),
+    "glm4moe_sections in a grid": Case("glm4moe_sections", (3, 4)),
     "qwen35 in a grid": Case("qwen35", (3, 4)),
     "qwen35moe in a grid": Case("qwen35moe", (3, 4)),
 }

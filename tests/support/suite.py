@@ -20,15 +20,12 @@ from paths import add_plugin_paths
 add_plugin_paths()
 
 PROFILE = os.environ.get("LLAMACLI_TEST_PROFILE", "test")
-"""Profile: `full` tries all examples, `test` a fifth of them, `quick` at most 10, and two cases of a test.
+"""Profile: `full` tries all examples, `test` a fifth of them, `quick` at most 10, and one case of a test.
 
 `long` is `full`, but longer against the server.
 """
 
 FIFTH, TEN = 5, 10
-N_CASES = 2
-"""Cases of a test in the quick profile, but for those marked `every_case`."""
-
 LEFT_OUT = ("slow", "deep", "medium", "browser", "ray")
 """Marks of tests that the quick profile leaves out."""
 
@@ -128,8 +125,7 @@ def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for found in cases.values():
-        whole = found[0].get_closest_marker("every_case") or len(found) <= N_CASES
-        kept.update(found if whole else (found[i * (len(found) - 1) // (N_CASES - 1)] for i in range(N_CASES)))
+        kept.update(found if found[0].get_closest_marker("every_case") else found[:1])
     return kept
 
 

@@ -2,7 +2,7 @@
 
 Each family's plugin has modules `tests/tiny_*.py` with `VARIANTS`: by name, a writer, its options, and the bound of the
 NMSE of fp32 mode against the peer, which rounds within some functions even in float32. `ENCODERS` are those of models
-without logits, `TRANSFORMERS` models of transformers by architecture.
+without logits, `CLASSIFIERS` of rerankers, `TRANSFORMERS` models of transformers by architecture.
 """
 
 import importlib
@@ -41,11 +41,12 @@ def _variants(kind: str) -> dict[str, Variant]:
 
 VARIANTS = _variants("VARIANTS")
 ENCODERS = _variants("ENCODERS")
+CLASSIFIERS = _variants("CLASSIFIERS")
 TRANSFORMERS = {name: models for module in _MODULES for name, models in getattr(module, "TRANSFORMERS", {}).items()}
 
 
 def write(path: Path, variant: str, **options: Any) -> Path:
     """Write a variant, with other options on top; `metadata` is merged."""
-    made = (VARIANTS | ENCODERS)[variant]
+    made = (VARIANTS | ENCODERS | CLASSIFIERS)[variant]
     metadata = made.options.get("metadata", {}) | options.get("metadata", {})
     return made.write(path, **made.options | options | {"metadata": metadata})

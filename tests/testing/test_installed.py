@@ -51,6 +51,9 @@ def test_models_of_a_package_in_a_wheel(tmp_path: Path, monkeypatch: pytest.Monk
     info = tmp_path / "llamacli_wheel-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: llamacli-wheel\nVersion: 1\n")
-    (info / "RECORD").write_text("llamacli_wheel/__init__.py,,\nllamacli_wheel/tiny.py,,\n")
+    record = ["__init__.py", "tiny.py", "tiny_more.py", "tinyish.py"]
+    (package / "tiny_more.py").write_text("from tiny_base import VALUE\nVARIANTS = {'b': VALUE}")
+    (package / "tiny_base.py").write_text("VALUE = 4")
+    (info / "RECORD").write_text("".join(f"llamacli_wheel/{name},,\n" for name in record))
     monkeypatch.syspath_prepend(tmp_path)
-    assert tiny_models_of("llamacli-wheel") == TinyModels({"a": 3}, ("*.b",))
+    assert tiny_models_of("llamacli-wheel") == TinyModels({"a": 3, "b": 4}, ("*.b",))

@@ -210,10 +210,7 @@ class ReadsFar(Op):
             for i in range(0, 2000000, 1000):
                 out[0] += x[i]
 
-        to.step(
-            Kernel(reads_far), layout, [f32(self.x)], [f32(self.out)],
-            lambda at: {"x": at(f32(self.x)), "out": at(f32(self.out))},
-        )  # fmt: skip
+        to.step(Kernel(reads_far), layout, x=f32(self.x), out=f32(self.out))
 
 
 class TestTinyFiles:

@@ -62,6 +62,7 @@ def run(architecture: Any, variants: dict[str, Any], *names: str) -> None:
         check()
 
 
+@pytest.mark.medium
 def test_an_encoder_passes_all_checks(write: Write) -> None:
     architecture, variants, folder = write(like("encoder", "written"))
     assert "causal=False" in (folder / "llamacli_written" / "__init__.py").read_text()

@@ -4,8 +4,8 @@
 small tokenizers. `checks`, `result_checks` and `parametrize` check an architecture, `conformance` compares an op's
 kernel with its reference, `scaffold` writes a plugin to begin with, `installed` finds the tiny models of a plugin,
 `peer` and `dump` run llama.cpp, `hugging_face` models of transformers. `chats` has conversations to render, `formulas`
-the mathematics of the ops in float64, `serving` has an engine for tests of the server, and `guarded` is a pytest plugin
-that ends the process where a kernel leaves its memory. The extra `testing` installs what they need.
+the mathematics of the ops in float64, and `guarded` is a pytest plugin that ends the process where a kernel leaves its
+memory. The extra `testing` installs what they need.
 
 Public names are listed in `__init__.pyi` and imported at first use: the guard of memory must be installed before
 engines are imported.

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace, trace_nextn
+from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace, trace_classifier, trace_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
@@ -27,8 +27,10 @@ from llamacli.testing.tiny import TinyModel
 def check_tables(tiny: TinyModel) -> None:
     """Tables: every tensor and every key of a file is read."""
     metadata = tiny.metadata
-    config, table, _, graph = tiny.recorded(metadata)
-    read = {tensor.name for op in graph.ops for tensor in op.tensors()} | table.unused | table.ignored(tiny.file)
+    config, table, weights, graph = tiny.recorded(metadata)
+    head = trace_classifier(tiny.architecture, config, weights)
+    ops = [*graph.ops, *(head.ops if head else ())]
+    read = {tensor.name for op in ops for tensor in op.tensors()} | table.unused | table.ignored(tiny.file)
     if unread := sorted(set(tiny.file.tensors) - read):
         raise ConformanceError(f"{tiny}: the forward pass leaves out {', '.join(unread)}")
     _expect_whole_head(tiny, config, table)
@@ -38,7 +40,6 @@ def check_tables(tiny: TinyModel) -> None:
 
 
 def _expect_whole_head(tiny: TinyModel, config: Config, table: TensorTable) -> None:
-    """Expect a multi-token-prediction head to read its first block's tensors."""
     blocks = sorted({name.partition("nextn.")[0] for name in tiny.file.tensors if ".nextn." in name})
     if not table.has_nextn or not blocks:
         return
@@ -78,7 +79,6 @@ def _wrong_values(value: object) -> Iterator[tuple[object, bool]]:
 
 
 def _configure(tiny: TinyModel, key: str, found: str, values: Mapping[str, Any]) -> bool:
-    """True if a configuration is refused; the error must name the key."""
     metadata = Metadata(values, "model.gguf")
     try:
         tiny.architecture.tensors(tiny.architecture.configure(metadata))
@@ -139,8 +139,6 @@ def check_tensors(tiny: TinyModel) -> None:
 
 @attrs.frozen
 class _Binding:
-    """Configuration and table of a tiny model, for other tensors."""
-
     tiny: TinyModel
     metadata: Metadata
     config: Config
@@ -183,10 +181,7 @@ class _Binding:
 
 
 def first_blocks(tensors: Mapping[str, TensorInfo]) -> set[int | None]:
-    """First block of each kind, by names and shapes of tensors.
-
-    None is among them, for what is outside of blocks.
-    """
+    """First block of each kind by names and shapes; None for outside."""
     kinds: dict[int | None, set[tuple[str, tuple[int, ...]]]] = {}
     for name, info in tensors.items():
         kinds.setdefault(block_of(name), set()).add((re.sub(r"^blk\.\d+\.", "", name), info.shape))

@@ -25,10 +25,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class ConformanceError(AssertionError):
-    """Difference between an op's kernel and its reference.
-
-    Or a kernel that breaks a rule that other kernels rely on.
-    """
+    """Difference between a kernel and its reference, or a broken rule."""
 
 
 def check_op(op: type[Op]) -> None:

@@ -89,7 +89,6 @@ def _print_numbers(array: np.ndarray, out: IO[str]) -> None:
 
 
 def _both_ends(items: Any) -> list[Any]:
-    """Items at both ends, with None for those between."""
     if len(items) <= 2 * _SHOWN:
         return list(items)
     return [*items[:_SHOWN], None, *items[-_SHOWN:]]

@@ -11,29 +11,6 @@ def nmse(value: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean((value - expected) ** 2) / max(np.mean(expected**2), 1e-300))
 
 
-def quantize_rows(x: np.ndarray, width: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Activations rounded to integers [n, blocks, 32] with scales [n, blocks].
-
-    `width` numbers share a scale. As in ggml's Q8_0, the largest magnitude becomes 127 and the scale is rounded to
-    float16; if `signed`, as in Q8_K, it becomes -127 and the scale stays float32.
-    """
-    units = x.astype(np.float32).reshape(len(x), -1, width)
-    extreme = np.take_along_axis(units, np.abs(units).argmax(-1)[..., None], -1)
-    target = np.float32(127)
-    if signed:
-        target = np.float32(-127)
-    else:
-        extreme = np.abs(extreme)
-    usable = np.abs(extreme) > 1e-30
-    inverse = np.divide(target, extreme, out=np.zeros_like(extreme), where=usable)
-    if signed:
-        scale = np.divide(np.float32(1), inverse, out=np.zeros_like(extreme), where=usable)
-    else:
-        scale = (extreme / target).astype(np.float16).astype(np.float32)
-    q = np.rint(units * inverse).reshape(len(x), -1, 32)
-    return q, np.repeat(scale[..., 0], width // 32, axis=1)
-
-
 def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Matrix product x @ weight.T: x [..., k], weight [m, k], result [..., m]."""
     return x.astype(np.float64) @ weight.astype(np.float64).T

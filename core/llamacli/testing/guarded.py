@@ -71,8 +71,6 @@ class _NumPy(ModuleType):
 
 
 def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to work on guarded copies of its arrays."""
-
     def call(*args: Any, **options: Any) -> Any:
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -130,8 +128,6 @@ class _Tight:
 
 
 class _Kept:
-    """Model file whose tensors can be read after it has been closed."""
-
     def __init__(self, file: Any):
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
         self._data = {name: np.array(file.data(name)) for name in file.tensors}

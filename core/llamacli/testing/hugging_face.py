@@ -217,7 +217,6 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def _sizes(seed: int) -> dict[str, Any]:
-    """Random sizes of a small decoder."""
     draw = random.Random(seed)
     head_dim, n_head_kv = draw.choice([16, 32]), draw.choice([1, 2])
     n_head = n_head_kv * draw.choice([1, 2, 4])
@@ -252,7 +251,6 @@ def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
 
 
 def _weights(model: Any) -> dict[str, Any]:
-    """Tensors of a model by name; of tied ones the first."""
     found: dict[int, tuple[str, Any]] = {}
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

@@ -1,14 +1,15 @@
 """Tiny models of installed plugins, from the tests of their projects.
 
-A package's module `tiny.py`, or modules `tests/tiny_*.py` of its project, have `VARIANTS`, or `ENCODERS` for models
-without logits. They may have `INERT` and `UNREAD`, arguments of `parametrize_with_checks`, and `TRANSFORMERS`, models
-of Hugging Face's transformers by the name of the architecture.
+A package's modules `tiny.py` and `tiny_*.py`, or modules `tests/tiny_*.py` of its project, have `VARIANTS`, or
+`ENCODERS` for models without logits. They may have `INERT` and `UNREAD`, arguments of `parametrize_with_checks`, and
+`TRANSFORMERS`, models of Hugging Face's transformers by the name of the architecture.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,7 @@ from llamacli.testing.tiny import Variant
 
 @attrs.frozen
 class TinyModels:
-    """Tiny models of a project.
-
-    Without `variants` they are made from an architecture's own table.
-    """
+    """Tiny models of a project; without `variants` made from a table."""
 
     variants: Mapping[str, Variant] | None = None
     inert: tuple[str, ...] = ()
@@ -41,10 +39,7 @@ class TinyModels:
 
     @classmethod
     def of(cls, *paths: Path) -> TinyModels:
-        """Run Python files and join what they define.
-
-        They can import modules beside them.
-        """
+        """Run Python files, which can import neighbours; join what they define."""
         modules = [_run(path) for path in paths]
 
         def joined(name: str) -> dict[str, Any]:
@@ -62,8 +57,8 @@ class TinyModels:
 def tiny_models_of(distribution: str) -> TinyModels:
     """Tiny models of an installed distribution.
 
-    They are in `tiny.py` of its package, or in `tests/tiny_*.py` of the folder that it was installed from, which its
-    `direct_url.json` names.
+    They are in `tiny.py` or `tiny_*.py` of its package, or in `tests/tiny_*.py` of the folder that it was installed
+    from, which its `direct_url.json` names.
     """
     try:
         installed = importlib.metadata.distribution(distribution)
@@ -74,7 +69,7 @@ def tiny_models_of(distribution: str) -> TinyModels:
     folder = Path(url2pathname(url.path)) if url and url.scheme == "file" else None
     if folder and (found := [*folder.glob("*/tiny.py"), *folder.glob("tests/tiny_*.py")]):
         return TinyModels.of(*sorted(found))
-    own = [Path(str(file.locate())) for file in installed.files or () if file.name == "tiny.py"]
+    own = [Path(str(file.locate())) for file in installed.files or () if re.fullmatch(r"tiny(_\w+)?\.py", file.name)]
     return TinyModels.of(*sorted(own))
 
 

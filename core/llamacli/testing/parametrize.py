@@ -82,11 +82,9 @@ class Check:
         return [model for model in found if self.name not in OF_SESSIONS or not model.is_encoder]
 
     def __call__(self) -> float | None:
-        """Run the check; returns the largest NMSE that it measured.
-
-        None if it measured none. Raises ConformanceError.
-        """
+        """Run the check; its largest NMSE, or None. Raises ConformanceError."""
         result_checks.measured.clear()
+        result_checks.remarks.clear()
         for model in self.models():
             self.function(model)
         return max(result_checks.measured, default=None)

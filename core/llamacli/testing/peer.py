@@ -116,10 +116,7 @@ class Peer:
         return np.concatenate([self._decode(tokens[i : i + _BATCH]) for i in range(0, len(tokens), _BATCH)])
 
     def begin(self, text: Sequence[int]) -> None:
-        """Evaluate the encoder's text and the decoder's first token.
-
-        Does nothing if the model has no encoder.
-        """
+        """Evaluate the encoder's text and the decoder's first token, if any."""
         if self._has_encoder and not self._embeddings:
             self._run(self._batch(text), len(text), encodes=True)
             self._n_past = 0

@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace
 from llamacli.engine import QuantMode, ReferenceEngine
 from llamacli.engine.native import NativeEngine
 from llamacli.errors import PluginError
-from llamacli.gguf import Metadata
+from llamacli.gguf import Metadata, TensorInfo, open_gguf
+from llamacli.gguf.writer import write_gguf
 from llamacli.graph import Graph
 from llamacli.loaders import ModelFile, open_model_file
 from llamacli.model import Model, load_model
 from llamacli.plugins import Plugins
+from llamacli.quantization.tensor_types import TensorType, nbytes
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
@@ -126,10 +130,7 @@ class TinyModel:
         return config, table, weights, trace(self.architecture, config, weights)
 
     def load(self, mode: str = "fp32", *, threads: int = 1, reference: bool = False) -> Model:
-        """Load the file with kernels or, for `reference`, in NumPy.
-
-        The last few models are kept.
-        """
+        """Load the file, on kernels or as `reference`; recent models are kept."""
         key = self.path, mode, threads, reference
         if key not in _models:
             engine = ReferenceEngine() if reference else NativeEngine(threads)
@@ -141,6 +142,33 @@ class TinyModel:
 
     def __str__(self) -> str:
         return f"{self.architecture.name}, variant {self.name}"
+
+
+_EXACT = (TensorType.F32, TensorType.F64, TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
+
+
+def rounded_types(path: Path) -> list[str]:
+    """Names of a file's tensor types other than float32 and integers."""
+    with open_gguf(path) as file:
+        return sorted({info.type.name for info in file.tensors.values() if info.type not in _EXACT})
+
+
+def write_float32(source: Path, path: Path) -> Path:
+    """Write a copy of a file with tensors of `rounded_types` as float32."""
+    with open_gguf(source) as file, path.open("wb") as out:
+        infos = [
+            info
+            if info.type in _EXACT
+            else attrs.evolve(info, type=TensorType.F32, n_bytes=nbytes(TensorType.F32, info.shape), offset=0)
+            for info in file.tensors.values()
+        ]
+
+        def data(info: TensorInfo) -> list[npt.NDArray[Any]]:
+            kept = file.tensors[info.name].type is info.type
+            return [file.data(info.name) if kept else np.ascontiguousarray(file.tensor(info.name))]
+
+        write_gguf(out, [file.pair(key) for key in file.metadata], infos, data, alignment=file.alignment)
+    return path
 
 
 _models: OrderedDict[tuple[Path, str, int, bool], Model] = OrderedDict()
@@ -194,7 +222,6 @@ _written: dict[tuple[object, ...], tuple[Path, object]] = {}
 
 
 def _write(write: Callable[..., Path], name: str, options: Mapping[str, Any]) -> Path:
-    """Write a variant once in this process."""
     key = (write, name, *((option, id(options[option])) for option in sorted(options)))
     if key not in _written:
         path = _folder() / f"{len(_written)}-{name}.gguf"
@@ -204,7 +231,6 @@ def _write(write: Callable[..., Path], name: str, options: Mapping[str, Any]) ->
 
 
 def _structure(model: TinyModel) -> object:
-    """Key that models of the same ops and tensor shapes share."""
     try:
         _, _, _, graph = model.recorded()
     except Exception:
@@ -217,5 +243,4 @@ def _structure(model: TinyModel) -> object:
 
 
 def _plain(op: object, field: Any) -> bool:
-    """True for fields that are numbers or constants."""
     return not hasattr(getattr(op, field.name), "graph")

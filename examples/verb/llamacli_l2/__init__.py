@@ -23,7 +23,7 @@ from llamacli.plugin import (
 from llamacli_l2.l2_norm import L2Norm, l2_norm
 
 LLAMACLI_API = 1
-LLAMACLI_KERNEL_API = 1
+LLAMACLI_KERNEL_API = 2
 
 
 @attrs.frozen(eq=False)

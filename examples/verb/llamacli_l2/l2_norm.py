@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from llamacli.plugin import (
-    LANES,
-    RUN,
-    Array,
-    Lowering,
-    MakeParam,
-    Op,
-    Recorder,
-    Run,
-    Value,
-    expect,
-    f32,
-    record,
-    stride,
-)
+from llamacli.plugin import LANES, RUN, Array, Lowering, MakeParam, Op, Recorder, Run, Value, expect, f32, record
 
 if TYPE_CHECKING:
     from llamacli.plugin import Kernel
@@ -49,21 +35,14 @@ class L2Norm(Op):
         return (heads / np.maximum(norms, self.eps)).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """Append the kernel step: reads, writes and parameters.
+        """Append the kernel step: the fields of its record.
 
         Without this method, `compute` is run.
         """
         x, out = f32(self.x), f32(self.out)
         to.step(
-            l2_norm_kernel(),
-            L2_NORM,
-            [x],
-            [out],
-            lambda at: {
-                "x": at(x), "out": at(out), "stride": stride(at(x)), "n_heads": x.width // self.head_dim,
-                "head_dim": self.head_dim, "eps": self.eps,
-            },
-            work_unit=self.head_dim,
+            l2_norm_kernel(), L2_NORM, x=x, out=out, n_heads=x.width // self.head_dim, head_dim=self.head_dim,
+            eps=self.eps, work_unit=self.head_dim,
         )  # fmt: skip
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from character_map import character_map
 from fuzz.mutations import FLOATS, NUMBERS
 from fuzz.target import Target
 from llamacli.testing import vocabularies as v
@@ -27,7 +28,7 @@ def schemes() -> dict[str, dict[str, Any]]:
         "byte_level": v.byte_level(v.english("Ġ"), _SPECIAL),
         "word_piece": v.word_piece([f"{v.SPACE}the", "cat", f"{v.SPACE}c", "a", "t", "##x"], _SPECIAL),
         "unigram": v.unigram(
-            scored, _SPECIAL, precompiled_charsmap=np.frombuffer(v.character_map({"ﬁ": "fi", "Ａ": "A"}), np.uint8)
+            scored, _SPECIAL, precompiled_charsmap=np.frombuffer(character_map({"ﬁ": "fi", "Ａ": "A"}), np.uint8)
         ),
     }
 

@@ -75,7 +75,6 @@ class Declarations:
         return max(value) if isinstance(value, list) else int(value)
 
     def _known_sizes(self) -> dict[str, int]:
-        """Sizes by the expression for them, likelier ones first."""
         n_embd = self._int("embedding_length", 1)
         n_head = max(1, self._int("attention.head_count", 1))
         n_head_kv = max(1, self._int("attention.head_count_kv", n_head))
@@ -123,7 +122,6 @@ class Declarations:
         return "".join(f", {text}" for text in texts)
 
     def _size_by_block(self, sizes: Mapping[int, int]) -> str:
-        """Expression in `i` of sizes by block."""
         candidates: dict[str, dict[int, Any]] = {}
         head_dim, n_q = self.sizes.get("c.head_dim", 1), self.sizes.get("n_q", 0)
         for key, field in self.own.items():
@@ -218,7 +216,6 @@ class Declarations:
         yield f"{indent}return table"
 
     def _block_tensors(self, indent: str) -> Iterator[str]:
-        """Lines that add the tensors of block `i`."""
         for condition, names in self.groups():
             if condition:
                 yield f"{indent}if {condition}:"

@@ -106,7 +106,6 @@ _TINY = {"feed_forward_length": 32, "expert_count": 8, "expert_used": 2, "slidin
 
 
 def _tiny_keys(declarations: Declarations) -> dict[str, Any]:
-    """Keys of tiny files: sizes are made small, everything else is kept."""
     description = declarations.description
     keys, n_layer = description.keys, _n_layer(description)
     tiny: dict[str, Any] = {}

@@ -12,10 +12,7 @@ from llamacli.testing.scaffold.description import Shape
 
 
 class Forward:
-    """Code of a forward pass.
-
-    Comments mark the tensors and keys that it does not read.
-    """
+    """Code of a forward pass, with comments on unread tensors and keys."""
 
     def __init__(self, declarations: Declarations):
         self._declared, self._description = declarations, declarations.description
@@ -63,7 +60,6 @@ class Forward:
         yield f"{indent}return g.linear(x, {self._param('w', output)})"
 
     def _block(self) -> Iterator[str]:
-        """Loop over blocks: attention, networks, and the parts left to do."""
         groups = [
             (condition, {base_name(name) for name in names}, names) for condition, names in self._declared.groups()
         ]

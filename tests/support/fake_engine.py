@@ -10,7 +10,7 @@ import attrs
 
 from llamacli.serve import requests
 from llamacli.serve.engine import LocalPin
-from llamacli.serve.errors import ServeError, ShuttingDownError, UnknownModelError
+from llamacli.serve.errors import NotSupportedError, ServeError, ShuttingDownError, UnknownModelError
 from llamacli.serve.metrics import EngineStats, ModelStats
 from llamacli.serve.streams import EventStream
 
@@ -42,6 +42,7 @@ class FakeEngine:
     One event follows at each turn of the event loop.
 
     - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled; `unloaded`: names of models.
+    - `added`: models that were added, by name.
     - `n_pins`: pins of the model that are not released.
     - `script`: may be replaced between requests.
     - `gate`: while cleared, no event follows.
@@ -52,6 +53,7 @@ class FakeEngine:
         self.requests: list[requests.Request] = []
         self.cancelled: list[str] = []
         self.unloaded: list[str] = []
+        self.added: dict[str, requests.ModelSource] = {}
         self.adapters: tuple[requests.AdapterInfo, ...] = ()
         self.draining = self.closed = False
         self.refusal: ServeError | None = None
@@ -86,6 +88,19 @@ class FakeEngine:
         """Set the scales of `adapters`."""
         self._check(name)
         self.adapters = tuple(attrs.evolve(one, scale=dict(scales).get(one.id, 0.0)) for one in self.adapters)
+
+    def add(self, source: requests.ModelSource) -> None:
+        """Note the source in `added`."""
+        self.added[source.name] = source
+
+    def remove(self, name: str) -> None:
+        """Remove a source from `added`, or raise UnknownModelError."""
+        if self.added.pop(name, None) is None:
+            raise UnknownModelError(f"the model {name!r} does not exist")
+
+    def slots(self, name: str) -> requests.Slots:
+        """Raise NotSupportedError."""
+        raise NotSupportedError("a fake engine has no slots")
 
     def expect_room(self) -> None:
         """Raise `refusal`, if it is set."""

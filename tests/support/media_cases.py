@@ -1,0 +1,151 @@
+"""Tiny text models with mmproj files, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from gguf import GGMLQuantizationType as Type
+from llamacli.architecture import Architecture
+from llamacli.gguf import Metadata
+from llamacli.media.encoder import MediaEncoder
+from llamacli.testing.models import random_tensor, write_gguf
+from llamacli.testing.tiny import write_architecture
+from llamacli.testing.vocabularies import CONTROL, byte_level
+from llamacli_gemma.gemma3 import Gemma3
+from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_llama import Llama
+from llamacli_llama.idefics3 import Idefics3
+
+N_EMBD = 64
+"""Embedding length of the text models."""
+
+SPECIAL = [
+    "<bos>", "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", "<start_of_image>", "<end_of_image>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+]  # fmt: skip
+
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['content'] }}<eos>{% endfor %}{% if add_generation_prompt %}<bos>{% endif %}"
+)
+TYPED_TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}: {% for line in m['content'] %}{% if line['type'] == 'text' %}"
+    "{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
+)
+"""Template whose messages are lists of parts, as those of models that see have it."""
+
+VISION: Mapping[str, Any] = {
+    "embedding_length": 48, "attention.head_count": 3, "feed_forward_length": 80, "block_count": 2, "image_size": 32,
+    "patch_size": 8, "projection_dim": N_EMBD, "attention.layer_norm_epsilon": 1e-5, "projector.scale_factor": 2,
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7],
+}  # fmt: skip
+"""Keys of a tiny encoder, without `clip.vision.` in front."""
+
+
+@attrs.frozen
+class Case:
+    """Architecture of a text model, and a media encoder.
+
+    `keys` are those of its file beside VISION, `text_keys` those of the text model.
+    """
+
+    text: Architecture
+    encoder: MediaEncoder
+    keys: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    text_keys: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+CASES = {
+    "idefics3": Case(Llama(), Idefics3(), {"preproc_image_size": 96}),
+    "idefics3 without edge": Case(Llama(), Idefics3()),
+    "idefics3 swapped": Case(Llama(), Idefics3(), {"preproc_image_size": 64}, {"swapped": True}),
+    "idefics3 quick": Case(Llama(), Idefics3(), {"preproc_image_size": 64, "patch_size": 4}, {"gelu": False}),
+    "gemma3": Case(Gemma3(), Gemma3Vision(), text_keys={"attention.sliding_window": 16}),
+    "gemma3 odd": Case(
+        Gemma3(),
+        Gemma3Vision(),
+        {"patch_size": 7, "image_size": 84, "projector.scale_factor": 4, "embedding_length": 72},
+        text_keys={"attention.sliding_window": 16},
+    ),
+    "idefics3 f16": Case(Llama(), Idefics3(), {"preproc_image_size": 64}, {"type": "F16"}),
+    "gemma3 q8_0": Case(
+        Gemma3(),
+        Gemma3Vision(),
+        {"embedding_length": 64, "attention.head_count": 2, "feed_forward_length": 96},
+        {"type": "Q8_0"},
+        {"attention.sliding_window": 16},
+    ),
+}
+"""Cases by the name of their golden."""
+
+PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
+"""Widths and heights of pictures of `drawn`."""
+
+
+def drawn(width: int, height: int, seed: int = 0) -> np.ndarray:
+    """Draw gradients, a disc and a little noise, uint8 [height, width, 3]."""
+    y, x = np.mgrid[:height, :width].astype(np.float64)
+    random = np.random.RandomState(seed)
+    out = np.stack([255 * x / width, 255 * y / height, 127 + 100 * np.sin(x / 5 + y / 9 + seed)], -1)
+    disc = (x - width / 2) ** 2 + (y - height / 3) ** 2 < (min(width, height) / 4) ** 2
+    out[disc] = (230, 40, 60)
+    return np.clip(out + random.randint(-9, 10, out.shape), 0, 255).astype(np.uint8)
+
+
+def write_text(path: Path, name: str, *, typed: bool = False, special: Sequence[str] = SPECIAL) -> Path:
+    """Write the text model of a case.
+
+    With `typed`, its template takes lists of parts.
+    """
+    case = CASES[name]
+    kinds = dict.fromkeys(special, CONTROL)
+    words = byte_level(["\n \n"], kinds, bos_token_id=257, eos_token_id=258, add_bos_token=False)
+    words["tokenizer.ggml.tokens"][256:257] = ["\u010a\u010a"]
+    n_vocab = len(words["tokenizer.ggml.tokens"])
+    words |= {
+        "tokenizer.ggml.merges": ["\u010a \u010a"],
+        "tokenizer.ggml.scores": None,
+        "tokenizer.ggml.token_type": [int(kind) for kind in words["tokenizer.ggml.token_type"]],
+        "tokenizer.chat_template": TYPED_TEMPLATE if typed else TEMPLATE,
+        f"{case.text.name}.vocab_size": n_vocab,
+    }
+    keys = {"embedding_length": N_EMBD, "context_length": 1024, **case.text_keys}
+    return write_architecture(path, architecture=case.text, keys=keys, metadata=words, seed=f"media {name}")
+
+
+def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None, seed: str = "", **wrong: Any) -> Path:
+    """Write the mmproj file of a case.
+
+    Shapes are those that llama.cpp's converter writes. `wrong` are full metadata keys that the tensors do not follow.
+    """
+    case = CASES[name]
+    values = {**VISION, **case.keys, **(keys or {})}
+    metadata: dict[str, Any] = {
+        "general.type": "mmproj", "general.name": f"tiny {name}{seed}", "clip.has_vision_encoder": True,
+        "clip.projector_type": case.encoder.name, "clip.use_gelu": case.options.get("gelu", True),
+        **{f"clip.vision.{key}": value for key, value in values.items()},
+    }  # fmt: skip
+    config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, str(path)))
+    tensors: dict[str, tuple[np.ndarray, Type]] = {}
+    transposed = case.encoder.transposed
+    for tensor, shape in case.encoder.tensors(config).shapes().items():
+        kept = {"v.patch_embd.weight": "F32", "v.position_embd.weight": "F32", **dict.fromkeys(transposed, "F16")}
+        matrices = case.options.get("type", "F32")
+        kind = matrices if matrices == "F32" else kept.get(tensor, matrices)
+        array, stored = random_tensor(f"{name}{seed}", tensor, shape, kind)
+        if tensor in transposed:
+            array = np.ascontiguousarray(array.T)
+        if tensor == "v.patch_embd.weight":
+            array = array.reshape(len(array), 3, config.patch_size, config.patch_size)
+        if case.options.get("swapped"):
+            old, new = ("ffn_up", "ffn_down") if "ffn_up" in tensor else ("ffn_down", "ffn_up")
+            tensor = tensor.replace(old, new)
+        tensors[tensor] = array, stored
+    write_gguf(path, "clip", metadata | wrong, tensors)
+    return path
