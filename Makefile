@@ -16,7 +16,7 @@ run: $(VENV)/.installed
 WORKERS ?= 2
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-# The inner loop: two cases of each test that starts no process and no server.
+# The inner loop: one case of each test that starts no process and no server.
 quick: $(VENV)/.installed-test
 	LLAMACLI_TEST_PROFILE=quick $(PYTEST)
 
@@ -51,10 +51,10 @@ soak: $(VENV)/.installed-test
 
 # Every kernel's memory between forbidden pages, and in front of it in the tests of the kernels themselves; functions of
 # arrays with Numba's own checks.
-KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_linear.py tests/kernels/test_tiles.py \
-           tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
+KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_cached.py tests/kernels/test_linear.py \
+           tests/kernels/test_tiles.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
            tests/sampling tests/tools/test_embedding.py
-GUARDED := $(KERNELS) tests/branches tests/test_goldens.py tests/session plugins
+GUARDED := $(KERNELS) tests/branches tests/media tests/test_goldens.py tests/session plugins
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(KERNELS)

@@ -30,7 +30,8 @@ SLOW_REFERENCE = pytest.mark.parametrize(
 
 def first_variants(names: Iterable[str]) -> set[str]:
     """First variant of each architecture among some of `tiny_variants`."""
-    every, first = tiny_variants.VARIANTS | tiny_variants.ENCODERS, dict[object, str]()
+    every = tiny_variants.VARIANTS | tiny_variants.ENCODERS | tiny_variants.CLASSIFIERS
+    first = dict[object, str]()
     for name in names:
         first.setdefault((every[name].write, every[name].options.get("architecture")), name)
     return set(first.values())

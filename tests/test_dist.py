@@ -17,6 +17,9 @@ import pytest
 
 from llamacli.kernels.isa import isa
 from llamacli.kernels.packs import pack_name, packed
+from llamacli.testing import checks_of
+from llamacli.testing.installed import tiny_models_of
+from llamacli_t5 import T5
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://host.example/user/llamacli"
@@ -85,6 +88,34 @@ def test_the_core_needs_the_kernels_of_its_own_version() -> None:
     )
     assert f"llamacli-kernels=={packs['version']}" in core["dependencies"]
     assert packs["version"] == core["version"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_staged_plugins_have_their_tiny_models(plugin: Path, tmp_path: Path) -> None:
+    DIST["stage"](plugin, tmp_path, URL, "v1")
+    (package,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    models = sorted(path.name for path in plugin.glob("tests/tiny_*.py"))
+    assert models
+    assert sorted(path.name for path in package.glob("tiny_*.py")) == models
+
+
+@pytest.mark.slow
+def test_checks_of_a_plugin_from_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    DIST["build"](tmp_path / "dist", URL, "v1", [ROOT / "plugins/t5"])
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    tiny = tiny_models_of("llamacli-t5")
+    assert tiny.variants is not None
+    assert "t5_q8_0" in tiny.variants
+    assert Path(next(iter(tiny.variants.values()))[0].__code__.co_filename).is_relative_to(tmp_path / "site")
+    check = next(check for check in checks_of(T5(), tiny.variants, inert=tiny.inert, unread=tiny.unread))
+    assert check.name == "tables"
+    check()
 
 
 DEMO = ("run", "-p", "Once upon a time", "--temp", "0", "-n", "12")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
@@ -18,21 +19,26 @@ import pytest
 
 from conftest import TinyGguf
 from demo_copies import write_demo_without_template
+from fake_engine import FakeEngine
 from http_server import served
 from llamacli import SamplingParams, hookspecs, load_model
 from llamacli.chat.formats import choose
+from llamacli.chat.messages import ToolCall
 from llamacli.conversion import file_type, plan, write
-from llamacli.engine import Engine, ReferenceEngine
+from llamacli.engine import Engine, QuantMode, ReferenceEngine
 from llamacli.gguf import Metadata, open_gguf
+from llamacli.kv import KVType
+from llamacli.media.encoder import Tile, compile_encoder
+from llamacli.media.pictures import Picture
 from llamacli.plugins import ARCHITECTURES, GENERAL, KINDS, Plugins
 from llamacli.quantization import FORMATS
 from llamacli.testing import check_op, checks_of, write_architecture
 from llamacli.testing.formulas import nmse
-from llamacli.testing.serving import FakeEngine
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli.tokenizer.loading import TOKENIZER_MODELS
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from media_cases import drawn, write_mmproj
 from verbs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +49,7 @@ HOOK_OF = {
     "chat_format": "register_chat_formats",
     "loader": "register_loaders",
     "match_architecture": "match_architecture",
+    "media": "register_media",
     "model_loaded": "model_loaded",
     "pre_tokenizer": "register_pre_tokenizers",
     "sampler": "register_samplers",
@@ -51,7 +58,7 @@ HOOK_OF = {
 }
 """Hook of each page."""
 
-OTHERS = {"api", "command", "verb", "verb_with_state", "rope"}
+OTHERS = {"api", "command", "verb", "verb_with_cache", "verb_with_state", "rope"}
 """Entry points, and classes that a plugin derives from."""
 
 Use = Callable[[str], tuple[ModuleType, Plugins]]
@@ -128,6 +135,12 @@ def test_verb_with_state(use: Use) -> None:
     assert re.fullmatch(r"recurrent_moving_sum_[0-9a-f]{16}", module.moving_sum_kernel().name)
 
 
+def test_verb_with_cache(use: Use) -> None:
+    module, _ = use("verb_with_cache")
+    check_op(module.SigmoidAttention)
+    assert re.fullmatch(r"cached_sigmoid_attention_f16_[0-9a-f]{16}", module.sigmoid_kernel()(KVType.of("f16")).name)
+
+
 def test_rope(use: Use, engine: Engine) -> None:
     module, _ = use("rope")
     rope = module.PartialRope(16, interleaved=True)
@@ -147,6 +160,10 @@ def test_chat_format(use: Use) -> None:
     assert fmt.name == "speakers"
     reader = fmt.syntax.reader("", tools=False)
     assert [event.text for event in reader.feed("(thinks)why(says)so") + reader.flush()] == ["why", "so"]
+    reader = fmt.syntax.reader("", tools=True)
+    events = reader.feed("So: <call=f>\n<value=x>1</value>\n</call><call=g>\n</call>") + reader.flush()
+    calls = [(event.name, event.arguments) for event in events if isinstance(event, ToolCall)]
+    assert calls == [("f", {"x": 1}), ("g", {})]
 
 
 def test_pre_tokenizer(use: Use) -> None:
@@ -204,6 +221,20 @@ def test_loader(use: Use, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*logits)
 
 
+def test_media(use: Use, tmp_path: Path) -> None:
+    module, plugins = use("media")
+    encoder = plugins.media_encoder("square")
+    assert type(encoder) is module.Square
+    path = write_mmproj(tmp_path / "mmproj.gguf", "idefics3", **{"clip.projector_type": "square"})
+    with contextlib.closing(open_gguf(path)) as file:
+        loaded = compile_encoder(encoder, file, QuantMode.FP32, ReferenceEngine())
+    before, tile, after = loaded.layout(Picture.of(drawn(50, 20)))
+    assert (before, after) == ("<image>", "</image>")
+    assert isinstance(tile, Tile)
+    assert loaded.encode(tile).shape == (4, 64)
+
+
+@pytest.mark.medium
 def test_api(use: Use, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     module, plugins = use("api")
     module.FAULTY = [module.ROUTES[0]]

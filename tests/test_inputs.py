@@ -88,6 +88,7 @@ def test_keys_tell_positions_and_spans() -> None:
         ({"ids": [1.5]}, "token 1.5 at index 0"),
         ({"ids": "text"}, "not the text 'text'"),
         ({"ids": None}, "ids are missing"),
+        ({"ids": np.zeros((2, 4), np.float32)}, "give rows as `embeddings`"),
         ({"ids": [1], "rows": [0]}, "rows are given without embeddings"),
         ({"ids": [1], "embeddings": ROWS}, "3 rows of embeddings without rows take the place of 1 ids"),
         ({"ids": [1, 2, 3], "embeddings": ROWS[0]}, r"shape \(8,\), expected \[m, n_embd\]"),

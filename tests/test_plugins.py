@@ -26,7 +26,7 @@ from llamacli import plugins as plugins_module
 from llamacli.engine import ReferenceEngine
 from llamacli.errors import PluginWarning
 from llamacli.gguf import Metadata
-from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins, known_distribution
+from llamacli.plugins import ARCHITECTURES, GENERAL, MEDIA, Plugins, known_distribution
 from llamacli.quantization import FORMATS
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
@@ -139,9 +139,10 @@ BROKEN = {
     "raises": ("raise RuntimeError('no CPU')", "RuntimeError: no CPU"),
     "no_version": ("", r"it declares LLAMACLI_API = None; this core has 1"),
     "other_kernels": (
-        "LLAMACLI_API = 1\nLLAMACLI_KERNEL_API = 2",
-        r"it declares LLAMACLI_KERNEL_API = 2; this core has 1",
+        "LLAMACLI_API = 1\nLLAMACLI_KERNEL_API = 1",
+        r"it declares LLAMACLI_KERNEL_API = 1; this core has 2: since 2, `to.step\(.* by name",
     ),
+    "gone_name": ("from llamacli.plugin import stride", "ImportError: llamacli.plugin.stride is gone: since 2"),
     "other_version": ("LLAMACLI_API = 2", r"it declares LLAMACLI_API = 2; this core has 1"),
     "misspelt": (
         f"{HEAD}@hookimpl\ndef register_architecture(register): ...",
@@ -384,6 +385,27 @@ class TestResolving:
 
 
 class TestHooks:
+    def test_hook_register_media(self, install: Installed) -> None:
+        source = f"""{HEAD}
+from llamacli_llama.idefics3 import Idefics3
+@hookimpl
+def register_media(register):
+    encoder = Idefics3()
+    encoder.name = "dummy-eye"
+    register(encoder)
+"""
+        plugins = install(dummy_eye=(source, {MEDIA: {"dummy-eye": "dummy_eye"}}))
+        assert plugins.media_encoder("dummy-eye").name == "dummy-eye"
+        assert plugins.infos()[0].brings == {"media encoders": ("dummy-eye",)}
+        with pytest.raises(UnknownArchitectureError, match=r"'other' \(installed: dummy-eye\)"):
+            plugins.media_encoder("other")
+
+    def test_hook_register_media_of_two_plugins(self, install: Installed) -> None:
+        both = {MEDIA: {"same": "dummy_one"}}, {MEDIA: {"same": "dummy_two"}}
+        plugins = install(dummy_one=(HEAD, both[0]), dummy_two=(HEAD, both[1]))
+        with pytest.raises(PluginError, match=r"'same' is claimed by dummy_\w+ .* and by dummy_"):
+            plugins.media_encoder("same")
+
     def test_hook_register_pre_tokenizers(self, install: Installed) -> None:
         source = f"""{HEAD}
 from llamacli.tokenizer.loading import NamedPreTokenizer
@@ -580,7 +602,7 @@ def register_samplers(register):
 def test_every_hook_has_a_test() -> None:
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
     tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
-    assert len(hooks) == 9
+    assert len(hooks) == 10
     assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
 
 

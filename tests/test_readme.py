@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny_llama
+import tiny_variants
 from adapters import write_adapter
 from llamacli.testing.chats import CHATML
 from tiny_chat import chat_keys
@@ -38,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(path / "adapter.gguf", path / "model.gguf")
     keys = chat_keys("{{ tools }}" + CHATML)
     tiny_llama.write_llama(path / "model-with-tools.gguf", tokenizer="spm", context_length=4096, metadata=keys)
+    tiny_variants.write(path / "reranker.gguf", "qwen3_rank", tokenizer="spm")
     (path / "text.txt").write_text("once upon a time there was a little girl " * 200)
     return path
 

@@ -16,7 +16,7 @@ from reference_pages import PAGES, cache_types_page, samplers_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 
-OTHERS = {"stop", "samplers", "options", "n_probs"}
+OTHERS = {"stop", "samplers", "options", "n_probs", "post_sampling_probs"}
 """Fields that belong to no sampler."""
 
 

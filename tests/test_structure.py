@@ -39,6 +39,7 @@ LAYERS = [
     {"blocks"},
     {"sampling"},
     {"conversion", "engine"},
+    {"media"},
     {"generation"},
     {"session"},
     {"chat"},

@@ -68,9 +68,14 @@ def project_urls(url: str, ref: str) -> str:
 
 
 def stage(project: Path, target: Path, url: str, ref: str) -> None:
-    """Copy the files of a distribution, with links and URLs."""
+    """Copy the files of a distribution, with links and URLs.
+
+    The tiny models of a plugin's tests become modules of its package, where `llamacli plugins check` finds them.
+    """
+    package = next(iter(_packages(project)), "")
     for path in _tracked(project):
-        copy = target / path.relative_to(project)
+        place = path.relative_to(project)
+        copy = target / (Path(package, place.name) if place.parts[0] == "tests" else place)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
     folder = project.relative_to(ROOT).as_posix()
@@ -79,9 +84,14 @@ def stage(project: Path, target: Path, url: str, ref: str) -> None:
     table.write_text(table.read_text("utf-8") + project_urls(url, ref), "utf-8")
 
 
+def _packages(project: Path) -> list[str]:
+    """Names of a plugin's packages; an installation leaves `llamacli_NAME.egg-info` beside them."""
+    return [path.name for path in project.glob("llamacli_*") if path.name.isidentifier()]
+
+
 def _tracked(project: Path) -> Iterator[Path]:
     """Files under version control that a distribution needs."""
-    packages = ["core"] if project == ROOT else [path.name for path in project.glob("llamacli_*")]
+    packages = ["core"] if project == ROOT else [*_packages(project), "tests/tiny_*.py"]
     listed = subprocess.run(
         ["git", "ls-files", "-z", *FILES, *packages], cwd=project, capture_output=True, text=True, check=True
     ).stdout

@@ -22,6 +22,7 @@ from llamacli.errors import GrammarError as GrammarError
 from llamacli.errors import HubError as HubError
 from llamacli.errors import InvalidRequestError as InvalidRequestError
 from llamacli.errors import LlamaCliError as LlamaCliError
+from llamacli.errors import MediaError as MediaError
 from llamacli.errors import ModelFormatError as ModelFormatError
 from llamacli.errors import ModelNotFoundError as ModelNotFoundError
 from llamacli.errors import OutOfMemoryError as OutOfMemoryError

@@ -20,25 +20,22 @@ from llamacli.util.settings import MAX_CONTEXT
 _INPUT_SCALE = ".input_scale"
 """Suffix of activation scales beside NVFP4 matrices, for units that multiply in 4 bits; no CPU code reads them."""
 
+CLASSIFIER = ("cls", "cls.norm", "cls.output")
+"""Parameters of classifier heads: dense layer, norm, output layer."""
+
 _SHOWN = 8
 """Largest number of mismatches that an error lists; a wrong number of layers gives hundreds."""
 
 
 def checked_n_ctx(value: int) -> int:
-    """Check the length of a context; returns it.
-
-    Raises InvalidRequestError unless it is an integer from 1 to MAX_CONTEXT.
-    """
+    """Check the length of a context, 1 to MAX_CONTEXT; InvalidRequestError for others."""
     if not is_integer(value) or not 0 < value <= MAX_CONTEXT:
         raise InvalidRequestError(f"n_ctx must be an integer from 1 to {MAX_CONTEXT}, not {value!r}")
     return int(value)
 
 
 def _freeze(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """Freeze the fields that have no setter of their own.
-
-    A subclass inherits that with each field.
-    """
+    """Freeze fields without a setter of their own, in subclasses too."""
     fixed = attrs.setters.frozen
     return [field.evolve(on_setattr=fixed) if field.on_setattr is None else field for field in fields]
 
@@ -49,7 +46,9 @@ class Config:
 
     A family's own ones are added by subclassing. `n_ctx`, the length of the context in tokens, may be lowered before
     a session is created; it starts as `context_length`, the length that the model was trained for. Everything else is
-    fixed. `decoder_start` is the token with which the decoder begins in models with an encoder.
+    fixed. `decoder_start` is the token with which the decoder begins in models with an encoder. `labels` are the
+    classes of a classifier head, empty without names; `classifier_pooling` is llama.cpp's number of the pooling before
+    it, 0 for the token whose state depends on all others.
     """
 
     architecture: str
@@ -66,6 +65,8 @@ class Config:
     n_expert: int = 0
     n_expert_used: int = 0
     decoder_start: int | None = None
+    labels: list[str] = attrs.field(factory=list)
+    classifier_pooling: int = 0
     n_ctx: int = attrs.field(
         default=attrs.Factory(lambda self: self.context_length, takes_self=True),
         on_setattr=lambda self, field, value: checked_n_ctx(value),
@@ -127,6 +128,8 @@ class Config:
             "n_ff": count("n_ff", "feed_forward_length", 1 << 24),
             "n_expert": n_expert,
             "n_expert_used": n_expert_used,
+            "labels": _labels(metadata, architecture),
+            "classifier_pooling": count("classifier_pooling", "classifier.pooling_type", 4, minimum=0, default=0),
         }
         if not family.keys() & {"rms_eps", "layer_norm_eps"}:
             common["rms_eps"] = metadata.get_float(
@@ -136,15 +139,21 @@ class Config:
 
 
 def _n_vocab(metadata: Metadata, architecture: str) -> int:
-    """Number of tokens of the vocabulary.
-
-    `vocab_size` counts only where the file has no vocabulary.
-    """
+    """Size of the vocabulary; `vocab_size` counts only in files without one."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     n_tokens = len(tokens) if isinstance(tokens, Sequence) else None
     default = {} if n_tokens is None else {"default": n_tokens}
     stated = metadata.get_int(f"{architecture}.vocab_size", minimum=1, maximum=1 << 31, **default)
     return stated if n_tokens is None else n_tokens
+
+
+def _labels(metadata: Metadata, architecture: str) -> list[str]:
+    """Names of the classes of a classifier head."""
+    key = f"{architecture}.classifier.output_labels"
+    labels = metadata.get(key, [])
+    if isinstance(labels, str) or not isinstance(labels, Sequence):
+        raise ModelFormatError(f"{metadata.source}: metadata key {key!r} is not an array of strings")
+    return [*labels]
 
 
 def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: int) -> tuple[bool, ...]:
@@ -174,10 +183,7 @@ class TensorSpec:
     other: tuple[int, ...] | None = None
 
     def shape_of(self, found: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Shape that a tensor of a file is read with.
-
-        None if it does not fit.
-        """
+        """Shape with which a tensor of a file is read, else None."""
         shapes = (self.shape,) if self.other is None else (self.shape, self.other)
         return next((shape for shape in shapes if _without_ones(shape) == _without_ones(found)), None)
 
@@ -353,12 +359,12 @@ class TensorTable:
     def shapes(self, *, optional: bool = True, fused: bool = False) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a tiny file, by full name.
 
-        With or without `optional` tensors; parameters that may be `fused` are either so or apart. Scales and unused
-        tensors are left out.
+        With or without `optional` tensors; parameters that may be `fused` are either so or apart. Scales, classifier
+        heads and unused tensors are left out.
         """
         parts = [part for names in self._fused.values() for part in names] if fused else [*self._fused]
         parts += [name for first, second, prefer in self._choices for name in (second if prefer else first)]
-        left_out = {*parts, *_full_names(parts)}
+        left_out = {*parts, *_full_names(parts), *_full_names(CLASSIFIER)}
         found = {
             name: spec.shape
             for name, spec in self._specs.items()
@@ -419,10 +425,7 @@ class TensorTable:
             yield from block._not_chosen(file, f"{place}.")
 
     def ignored(self, file: ModelFile, prefix: str = "") -> set[str]:
-        """Full names that nothing depends on in a file.
-
-        Because of others that it has, or has not.
-        """
+        """Full names that nothing depends on, because of the file's other tensors."""
         found = {
             name
             for first, second, _ in self._choices
@@ -461,20 +464,15 @@ class TensorTable:
 
 
 def _full_names(names: Sequence[str]) -> Iterator[str]:
-    """Full names of the tensors that parameters may have."""
     return (f"{name}.{kind}" for name in names for kind in ("weight", "bias", "scale"))
 
 
 def _prefixed(prefix: str, names: Sequence[str]) -> Iterator[str]:
-    """Full names of parameters, or of tensors, in a block."""
     return (f"{prefix}{name}" for name in (*names, *_full_names(names)))
 
 
 def _sizes(metadata: Metadata) -> list[str]:
-    """Hyperparameters that the expected shapes depend on, as text.
-
-    They are the integers among the architecture's keys that have been read.
-    """
+    """Hyperparameters read so far, on which expected shapes depend, as text."""
     prefix = f"{metadata.get('general.architecture')}."
     keys = sorted(key for key in metadata.consumed if key.startswith(prefix) and is_integer(metadata.get(key)))
     return [f"expected by {', '.join(f'{key} = {metadata[key]}' for key in keys)}"] if keys else []
@@ -487,8 +485,8 @@ class Architecture(abc.ABC):
     """The exact `general.architecture` string."""
 
     @abc.abstractmethod
-    def configure(self, metadata: Metadata) -> Config:
-        """Read the hyperparameters. Raises ModelFormatError naming the key at fault."""
+    def configure(self, metadata: Metadata) -> Any:
+        """Read the hyperparameters, a Config. Raises ModelFormatError naming the key at fault."""
 
     @abc.abstractmethod
     def tensors(self, config: Any) -> TensorTable:
@@ -511,6 +509,17 @@ class Architecture(abc.ABC):
         """
         return None
 
+    classifier_softmax: bool = False
+    """True if the scores of classes are the softmax of the classifier head's outputs."""
+
+    def classifier(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Record the classifier head of rerankers: scores of `config.labels`.
+
+        `g.previous_hidden(config.n_embd)` is the pooled hidden state of a text; without labels there is one score.
+        `llamacli.blocks.classifier` has the head of llama.cpp's encoders. None, the default, is a file without a head.
+        """
+        return None
+
     def strips_after(self, metadata: Metadata, special: str) -> bool:
         """True if encoding strips white space after a special token (`rstrip`).
 
@@ -526,7 +535,7 @@ class Architecture(abc.ABC):
         return False
 
 
-def trace(architecture: Architecture, config: Config, weights: Weights) -> Graph:
+def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
     The last op computes the logits, or in a graph that needs its whole input the hidden states.
@@ -569,6 +578,25 @@ def trace_nextn(architecture: Architecture, config: Config, weights: Weights) ->
         raise PluginError(f"{part} must read g.previous_hidden, and have neither recurrent states nor an encoder")
     if graph.hidden is None or graph.hidden.width != config.n_embd:
         raise PluginError(f"{part} must have an output layer that reads {config.n_embd} numbers a token")
+    if unread := graph.unread():
+        raise PluginError(f"{part} computes what nothing reads: {', '.join(unread)}")
+    return graph
+
+
+def trace_classifier(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:
+    """Record the classifier head of a model, None without one.
+
+    Raises PluginError for one that does not compute a score of each class from `g.previous_hidden`.
+    """
+    graph = Graph()
+    scores = architecture.classifier(graph, config, weights)
+    if scores is None:
+        return None
+    part, n = f"classifier of {architecture.name!r}", max(1, len(config.labels))
+    if graph.ops[-1].out is not scores or scores.width != n:
+        raise PluginError(f"{part} must end in the op that computes its {n} scores, not {scores.width}")
+    if not graph.reads_hidden or graph.recurrent or graph.states:
+        raise PluginError(f"{part} must read g.previous_hidden, and have neither attention nor recurrent states")
     if unread := graph.unread():
         raise PluginError(f"{part} computes what nothing reads: {', '.join(unread)}")
     return graph

@@ -134,6 +134,10 @@ class InvalidRequestError(LlamaCliError, ValueError):
     """An argument is invalid for the model or session."""
 
 
+class MediaError(InvalidRequestError):
+    """A picture is unreadable or too large, or the model takes none."""
+
+
 class GrammarError(InvalidRequestError):
     """A grammar allows no token that was drawn, or exceeds a limit."""
 

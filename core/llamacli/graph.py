@@ -31,8 +31,10 @@ from llamacli.ops.layer_norm import layer_norm
 from llamacli.ops.linear import linear
 from llamacli.ops.linear_state import linear_state
 from llamacli.ops.map import map_
+from llamacli.ops.merge_rows import merge_rows
 from llamacli.ops.moe import moe
 from llamacli.ops.mul import mul
+from llamacli.ops.patches import patches
 from llamacli.ops.positions import positions
 from llamacli.ops.previous_hidden import PreviousHidden, previous_hidden
 from llamacli.ops.repeat import repeat
@@ -57,7 +59,10 @@ class Graph(Recorder):
     """Graph of a forward pass: its ops in order.
 
     `states` are the shapes of the keys and values that each `store` caches, `recurrent` those of the recurrent states.
+    `n_batch` is the largest number of rows of a batch, by default `N_BATCH`; a media encoder gets a picture at once.
     """
+
+    n_batch: int | None = None
 
     add = add
     attention = attention
@@ -75,8 +80,10 @@ class Graph(Recorder):
     linear = linear
     linear_state = linear_state
     map = map_
+    merge_rows = merge_rows
     moe = moe
     mul = mul
+    patches = patches
     positions = positions
     previous_hidden = previous_hidden
     repeat = repeat
@@ -128,6 +135,11 @@ class Graph(Recorder):
         return max((op.n_components for op in self.ops), default=1)
 
     @property
+    def n_merged(self) -> int:
+        """Rows of the inputs that become one row of the result."""
+        return max((op.n_merged for op in self.ops), default=1)
+
+    @property
     def uses_distance(self) -> bool:
         """True if distances of cells count: ALiBi, sliding windows, chunks."""
         return any(op.uses_distance for op in self.ops) or any(s.window or s.chunk for s in self.states)
@@ -175,6 +187,7 @@ class Graph(Recorder):
         """Graph of other ops with the same caches."""
         graph = Graph()
         graph.states, graph.recurrent, graph.ops = self.states, self.recurrent, ops
+        graph.n_batch = self.n_batch
         return graph
 
     @property

@@ -1,11 +1,12 @@
 """Plugin API: the hooks that a plugin may implement.
 
 A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
-distribution names it in one of two entry-point groups; commands have a third, `llamacli.commands`, and APIs of the
-server a fourth, `llamacli.apis`:
+distribution names it in one of three entry-point groups; commands have a fourth, `llamacli.commands`, and APIs of the
+server a fifth, `llamacli.apis`:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
+- `llamacli.media`: the entry's name is the exact `clip.projector_type` of the mmproj files whose pictures it encodes.
 - `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers).
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llamacli.chat.formats import ChatFormat
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
+    from llamacli.media.encoder import MediaEncoder
     from llamacli.quantization import QuantFormat
     from llamacli.sampling import SamplerType
     from llamacli.tokenizer import Tokenizer
@@ -45,6 +47,11 @@ class LoadedModel(Protocol):
 @hookspec
 def register_architectures(register: Callable[[Architecture], None]) -> None:
     """Call `register` once for every architecture that this plugin runs."""
+
+
+@hookspec
+def register_media(register: Callable[[MediaEncoder], None]) -> None:
+    """Call `register` once for every media encoder that this plugin runs."""
 
 
 @hookspec

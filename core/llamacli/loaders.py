@@ -140,7 +140,6 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
 
 
 def _matches(loader: Loader, path: Path) -> bool:
-    """True if a loader claims a file; errors are logged."""
     try:
         return loader.matches(path)
     except Exception as error:

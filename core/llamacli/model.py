@@ -6,20 +6,23 @@ import contextlib
 import difflib
 import logging
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_nextn
+from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_classifier, trace_nextn
 from llamacli.engine import Engine, LoadMode, Program, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
+from llamacli.engine.classifier import Classifier
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.sharing import file_key, find_program, shared_program
 from llamacli.errors import (
     ContextOverflowError,
     InvalidRequestError,
+    MediaError,
     ModelFormatError,
     PluginError,
     UnknownArchitectureError,
@@ -34,6 +37,7 @@ from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.util.foreign_names import explain_names
+from llamacli.util.locking import fork_safe
 from llamacli.util.numbers import is_integer
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from llamacli.chat.formats import ChatFormat
     from llamacli.chat.session import ChatSession
     from llamacli.generation.loop import Generated
+    from llamacli.media.encoder import LoadedEncoder
     from llamacli.sampling import SamplerType, SamplingParams
     from llamacli.session import Session
 
@@ -63,7 +68,10 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
     - `adapters`: LoRA adapters of new sessions, with their scales.
+    - `classifier`: head of a reranker, None without one.
     """
+
+    classifier: Classifier | None = None
 
     def __init__(
         self,
@@ -79,6 +87,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         super().__init__(config, tokenizer, program, mode, identity, shapes)
         self.arch, self.metadata = config.architecture, metadata
         self._plugins = plugins or installed_plugins()
+        self._load_media: Callable[[Model], LoadedEncoder | None] = lambda model: None
+        self._media: LoadedEncoder | None = None
+        self._media_lock = fork_safe(threading.Lock())
 
     @classmethod
     def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
@@ -97,6 +108,32 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     def name(self) -> str:
         """Name of the model: that in its file, or its architecture."""
         return self.metadata.get_str("general.name", "") or self.arch
+
+    def media_encoder(self) -> LoadedEncoder:
+        """Encoder of pictures, from the model's mmproj file.
+
+        That file is the one given to `load_model`, or one in the folder of the model's. The first call loads it. Raises
+        MediaError if there is none, ClosedError after close(), and what `load_model` raises for a mmproj file.
+        """
+        self.program  # noqa: B018 - raises ClosedError
+        with self._media_lock:
+            found = self._media = self._media or self._load_media(self)
+        if found is None:
+            raise MediaError(
+                f"the model {self.name!r} has no encoder of pictures: there is no mmproj file of it in its folder; "
+                "name one by `mmproj`"
+            )
+        return found
+
+    def close(self) -> None:
+        """Free the weights, the prefix cache and the encoder of pictures.
+
+        Closing twice does nothing.
+        """
+        media, self._media = self._media, None
+        if media is not None:
+            media.close()
+        super().close()
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the plugins, then of the core."""
@@ -181,6 +218,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             template=template,
             tools=tools,
             variables=variables,
+            media=self.media_encoder,
         )
 
     def create_chat_codec(self, template: str | None = None, *, tools: bool | Sequence[Any] = False) -> ChatCodec:
@@ -352,6 +390,7 @@ def load_model(
     lora_scale: float | Sequence[float] = 1.0,
     load: str | LoadMode = LoadMode.AUTO,
     overrides: Mapping[str, str | bool | int | float] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
@@ -367,6 +406,9 @@ def load_model(
 
     `overrides` replace keys of the file's metadata; `{arch}` in a key stands for `general.architecture`, as in
     `{arch}.rope.scaling.factor`.
+
+    `mmproj` is the file of the encoder of pictures. Without it, the one in the model's folder whose embeddings are as
+    wide as the model's is loaded when the first picture comes.
 
     Raises InvalidRequestError for an override of another type, or of a key that nothing reads, and if the weights fit
     neither into memory nor on the disk; ModelFormatError if the file is unreadable, malformed or does not fit its
@@ -399,9 +441,11 @@ def load_model(
             table = architecture.tensors(config)
             weights = table.bind(file)
             graph = trace(architecture, config, weights)
+            head = trace_classifier(architecture, config, weights)
         tokenizer = _tokenizer_of(file.metadata, architecture)
         _check_vocabulary(file, config, tokenizer)
-        _check_all_read(file, graph, table.unused | table.ignored(file))
+        heads = {tensor.name for op in head.ops for tensor in op.tensors()} if head else set[str]()
+        _check_all_read(file, graph, table.unused | table.ignored(file) | heads)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
         _expect_read(file.metadata, overridden)
         _warn_of_unread_keys(file.metadata, config.architecture)
@@ -415,16 +459,22 @@ def load_model(
 
         if program is None:
             program = shared_program(key, compiled) if key else compiled()
+        softmax = architecture.classifier_softmax
+        classifier = Classifier.load(head, watched, softmax=softmax) if head else None
         watched.done()
     finally:
         file.close()
     shapes = {name: info.shape for name, info in file.tensors.items()}
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
+    model.classifier = classifier
     if table.has_nextn and any(".nextn." in name for name in shapes):
         model._load_nextn = partial(
             _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, key, overrides or {}
         )
+    model._load_media = partial(_load_media, Path(path).absolute(), mmproj, threads, engine)
     try:
+        if mmproj is not None:
+            model.media_encoder()
         model._adapters = model.check_adapters([(model.load_adapter(one), scale) for one, scale in lora])
     except BaseException:
         model.close()
@@ -460,10 +510,42 @@ def _load_nextn(
         return shared_program((*key, "nextn"), compiled) if key else compiled()
 
 
+def _load_media(
+    path: Path,
+    mmproj: str | os.PathLike[str] | None,
+    threads: int | None,
+    engine: Engine | None,
+    model: Model,
+) -> LoadedEncoder | None:
+    """Load the encoder of pictures of a model, None without one.
+
+    `path` is the model's file, `mmproj` the encoder's, by default one of the same folder. Raises ModelFormatError if
+    the encoder is of another model, and if several fit.
+    """
+    from llamacli.media.encoder import compile_encoder, find_mmproj, projector_of
+
+    n_embd = model.config.n_embd
+    found = find_mmproj(path, n_embd) if mmproj is None else open_model_file(mmproj, [])
+    if found is None:
+        return None
+    with contextlib.closing(found) as file:
+        encoder = model._plugins.media_encoder(projector_of(file.metadata))
+        loaded = compile_encoder(encoder, file, model.mode, engine or default_engine(threads))
+        unread = unread_keys(file.metadata, "clip")
+    if loaded.n_embd != n_embd:
+        loaded.close()
+        raise ModelFormatError(
+            f"{file.path}: the encoder {loaded.name!r} makes embeddings of {loaded.n_embd} numbers, and the model "
+            f"{model.name!r} has embeddings of {n_embd}: it is the encoder of another model"
+        )
+    if unread:
+        _log.warning("%s: metadata keys that the encoder does not use: %s", file.path, ", ".join(unread))
+    return loaded
+
+
 def _lora(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], scales: float | Sequence[float]
 ) -> list[tuple[str | os.PathLike[str], float]]:
-    """Files of adapters, with their scales."""
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     given = [*scales] if isinstance(scales, list | tuple) else [scales] * len(files)
     if len(files) != len(given):
@@ -472,13 +554,15 @@ def _lora(
 
 
 def _resolve(plugins: Plugins, file: ModelFile) -> Architecture:
-    """Find the architecture of a file.
-
-    The error for an unknown one says which parts it has.
-    """
+    """Architecture of a file; the error for unknown ones lists its parts."""
     try:
         return plugins.resolve(file.metadata)
     except UnknownArchitectureError as error:
+        if file.metadata.get("general.architecture") == "clip":
+            raise ModelFormatError(
+                f"{file.path}: it is a mmproj file, the encoder of pictures of a model: give the model's own file, and "
+                "this one by `mmproj`"
+            ) from error
         shapes = {name: info.shape for name, info in file.tensors.items()}
         raise UnknownArchitectureError(f"{error}; {describe_parts(file.metadata, shapes)}") from error
 
@@ -520,10 +604,7 @@ def _check_vocabulary(file: ModelFile, config: Config, tokenizer: Tokenizer) -> 
 
 
 def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
-    """Refuse tensors that no op reads.
-
-    They would be left out of the computation silently.
-    """
+    """Refuse tensors that no op reads: they would be ignored silently."""
     read = {tensor.name for op in graph.ops for tensor in op.tensors()} | unused
     unread = [name for name in file.tensors if name not in read]
     if unread:
@@ -531,7 +612,6 @@ def _check_all_read(file: ModelFile, graph: Graph, unused: set[str]) -> None:
 
 
 def _expect_read(metadata: Metadata, overridden: Sequence[str]) -> None:
-    """Raise InvalidRequestError for an override that nothing reads."""
     for key in overridden:
         if key not in metadata.consumed and not key.startswith(_READ_LATER):
             similar = difflib.get_close_matches(key, metadata.consumed, 1)
@@ -540,10 +620,7 @@ def _expect_read(metadata: Metadata, overridden: Sequence[str]) -> None:
 
 
 def _warn_of_unread_keys(metadata: Metadata, architecture: str) -> None:
-    """Log keys of the architecture that nothing has read.
-
-    They may mean a variant that is computed wrongly.
-    """
+    """Log unread keys of the architecture, perhaps of an unsupported variant."""
     if unread := unread_keys(metadata, architecture):
         _log.warning("%s: metadata keys that the architecture does not use: %s", metadata.source, ", ".join(unread))
 

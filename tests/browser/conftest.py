@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 from demo_copies import write_demo_without_template
+from fake_engine import FakeEngine
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
@@ -24,7 +25,6 @@ from llamacli.serve.http.page import PAGE
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import Failed
 from llamacli.serve.settings import EngineSettings
-from llamacli.testing.serving import FakeEngine
 from llamacli.tools.demo import demo_path
 
 if importlib.util.find_spec("selenium") is None:
@@ -35,6 +35,7 @@ else:
     REASON = missing()
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases of the quick profile are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:

@@ -82,9 +82,9 @@ def test_resolve_to_a_file(tmp_path: Path, config: Path, monkeypatch: pytest.Mon
         asked.append(("cached", str(found)))
         return tmp_path / "cached.gguf" if found.quant == "Q8_0" else None
 
-    def fetch(found: Reference) -> Path:
+    def fetch(found: Reference) -> list[Path]:
         asked.append(("fetch", str(found)))
-        return tmp_path / "fetched.gguf"
+        return [tmp_path / "fetched.gguf"]
 
     monkeypatch.setattr(names, "cached", cached)
     monkeypatch.setattr(names, "fetch", fetch)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from character_map import character_map
 from llamacli.errors import LlamaCliError, ModelFormatError, TokenizerError
-from llamacli.testing.vocabularies import UNUSED, USER_DEFINED, character_map, unigram
+from llamacli.testing.vocabularies import UNUSED, USER_DEFINED, unigram
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 
 UNK = 2

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacli.util.memory import anonymous, is_huge
+from llamacli.util.memory import anonymous, huge_share
 
 SMAPS = """{start:x}-{stop:x} r--s 00000000 fe:00 123 /cache/packed/a.packed
 Size:             262144 kB
@@ -15,11 +15,11 @@ FilePmdMapped:    262144 kB
 """
 
 
-@pytest.mark.parametrize(("share", "expected"), [(1.0, True), (0.95, True), (0.5, False), (0.0, False)])
-def test_huge_pages_of_a_mapped_file(share: float, expected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.0])
+def test_huge_pages_of_a_mapped_file(share: float, tmp_path: Path) -> None:
     data = anonymous(32 << 20)
     start, kb = data.ctypes.data, int(share * len(data)) >> 10
     (maps := tmp_path / "smaps").write_text(SMAPS.format(start=start, stop=start + len(data), kb=kb))
-    assert is_huge(data, maps) is expected
-    assert not is_huge(data[4096:], maps), "not the start of a mapping"
-    assert not is_huge(data, tmp_path / "none")
+    assert huge_share(data, maps) == share
+    assert not huge_share(data[4096:], maps), "not the start of a mapping"
+    assert not huge_share(data, tmp_path / "none")

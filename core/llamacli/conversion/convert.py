@@ -265,7 +265,6 @@ def _converted(
 
 
 def _converted_by_plugin(x: npt.NDArray[np.float32], file: GGUFFile, tensor: PlannedTensor) -> npt.NDArray[Any]:
-    """Quantise with a plugin's quantiser, and check what it returns."""
     target = tensor.target
     part = f"tensor type {target.type.name}"
     with plugin_errors(part):

@@ -144,10 +144,7 @@ def _read_dat(path: Path) -> ImportanceMatrix:
 
 
 def write_imatrix(matrix: ImportanceMatrix, *, overwrite: bool = False) -> None:
-    """Write an importance matrix to its path, in GGUF, atomically.
-
-    Entries are sorted by name, as llama.cpp writes them.
-    """
+    """Write an importance matrix in GGUF, atomically, sorted as llama.cpp does."""
     arrays: dict[str, Floats] = {}
     for name in sorted(matrix.entries):
         entry = matrix.entries[name]

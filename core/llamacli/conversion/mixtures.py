@@ -103,10 +103,7 @@ _NEED_IMATRIX = (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)
 
 
 def requires_imatrix(name: str, kind: IntEnum, file_type: FileType) -> bool:
-    """True if a tensor of this type needs an importance matrix.
-
-    llama.cpp refuses it without one.
-    """
+    """True if a type needs an importance matrix, as llama.cpp demands."""
     needs = kind in _NEED_IMATRIX or (kind is T.Q2_K and file_type.name == "Q2_K_S")
     return needs and name not in _EXACT
 
@@ -180,7 +177,6 @@ class _Model:
 
     @property
     def group(self) -> int:
-        """Number of query heads per key-value head."""
         return self.n_head // self.n_head_kv if self.n_head_kv else 0
 
 
@@ -194,17 +190,14 @@ class _Place:
 
     @property
     def uses_more_bits(self) -> bool:
-        """True in the first and last eighth and every third between."""
         return self.is_early or self.index >= 7 * self.count // 8 or (self.index - self.count // 8) % 3 == 2
 
     @property
     def is_early(self) -> bool:
-        """True in the first eighth."""
         return self.index < self.count // 8
 
     @property
     def is_inner(self) -> bool:
-        """True in neither the first nor the last eighth."""
         return not self.is_early and self.index < 7 * self.count // 8
 
 
@@ -217,7 +210,6 @@ def _grouped(kind: TensorType, otherwise: TensorType | None = None) -> _Rule:
 
 
 def _early(kind: TensorType, *, imatrix: bool) -> _Rule:
-    """Type in the first eighth, with or without an importance matrix."""
     return lambda place: kind if place.is_early and place.model.has_imatrix is imatrix else None
 
 
@@ -306,14 +298,12 @@ def _mixed(ordered: Iterable[TensorInfo], names: set[str], model: _Model, kind: 
 
 
 def _output_type(kind: FileType, width: int) -> TensorType:
-    """Type of the output matrix, or of a tied embedding."""
     if kind.type in (T.Q8_0, T.MXFP4) or width % block_size(kind.type):
         return T.Q8_0
     return T.Q5_K if kind.name in (*_MORE_OF_LOW, "IQ3_XXS") else T.Q6_K
 
 
 def _of_low(role: _Role, place: _Place, kind: FileType) -> IntEnum:
-    """Type of a tensor in a mixture of the lowest bits."""
     model, has_eight = place.model, place.model.n_expert == _EIGHT_EXPERTS
     embedding, more, output = _MORE_OF_LOW[kind.name]
     match role:
@@ -359,7 +349,6 @@ _FALLBACK: dict[IntEnum, IntEnum] = {
 
 
 def _fitting(kind: IntEnum, width: int) -> IntEnum:
-    """The type itself, or its fallback for rows of incomplete blocks."""
     for candidate in (kind, _FALLBACK.get(kind, kind)):
         if width % block_size(candidate) == 0:
             return candidate

@@ -44,8 +44,6 @@ def open_gguf(path: str | os.PathLike[str]) -> "GGUFFile":
 
 @attrs.frozen(eq=False)
 class _Shard:
-    """A file of a model: its header and its mapped bytes."""
-
     path: Path
     header: Header
     mapping: mmap.mmap
@@ -85,7 +83,6 @@ def _unreadable(path: Path, error: Exception) -> ModelFormatError:
 
 
 def _open_split(named: _Shard) -> list[_Shard]:
-    """Open all shards of the split model of `named`, in order."""
     number, count = named.split_keys()
     match = _SHARD_NAME.fullmatch(named.path.name)
     if match is None or (int(match["number"]) - 1, int(match["count"])) != (number, count):
@@ -134,10 +131,7 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
                 self._shard_of[name] = shard
 
     def pair(self, key: str) -> bytes:
-        """Return the raw bytes of a metadata key with its value.
-
-        They can be written to another file unchanged.
-        """
+        """Return a metadata key with its value as raw bytes, for copies."""
         if self._first is None:
             raise ClosedError(f"{self.path} is closed")
         start, end = self._first.header.spans[key]

@@ -165,10 +165,7 @@ class Metadata(Mapping[str, Any]):
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> tuple[int, ...] | _Default:
-        """Return the `length` integers under `key`, for example one per layer.
-
-        A single integer is repeated.
-        """
+        """Return the `length` integers under `key`; a single integer is repeated."""
         if key not in self and default is not _REQUIRED:
             return default
         items = self._items(key, length, _is_int, "integers", repeats=True)
@@ -177,18 +174,12 @@ class Metadata(Mapping[str, Any]):
     def get_floats(
         self, key: str, length: int, *, minimum: float | None = None, maximum: float | None = None
     ) -> tuple[float, ...]:
-        """Return the `length` finite numbers under `key`, for example one per layer.
-
-        A single number is repeated.
-        """
+        """Return the `length` finite numbers under `key`; a single one is repeated."""
         items = self._items(key, length, _is_number, "finite numbers", repeats=True)
         return tuple(self._in_range(key, float(item), minimum, maximum) for item in items)
 
     def get_bools(self, key: str, length: int) -> tuple[bool, ...]:
-        """Return the `length` booleans under `key`, for example one per layer.
-
-        Integers 0 and 1 count as booleans.
-        """
+        """Return the `length` booleans under `key`; integers 0 and 1 count too."""
         items = self._items(key, length, lambda item: isinstance(item, bool | int) and item in (0, 1), "booleans")
         return tuple(map(bool, items))
 

@@ -97,7 +97,7 @@ def resolve(name: str) -> Path:
 
 def located(found: Reference | Path) -> Path:
     """Path of a found model's file, downloaded unless cached."""
-    return found if isinstance(found, Path) else cached(found) or fetch(found)
+    return found if isinstance(found, Path) else cached(found) or fetch(found)[0]
 
 
 def similar(name: str) -> list[str]:

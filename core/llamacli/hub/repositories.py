@@ -5,11 +5,12 @@ HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 import contextlib
+import errno
 import importlib
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,6 @@ def choose(files: Iterable[str], quant: str | None) -> list[str]:
 
 
 def _model(file: str) -> re.Match[str] | None:
-    """Match a GGUF model's file name; None for other files."""
     return None if any(part in file.rpartition("/")[2].lower() for part in _OTHER_FILES) else _MODEL.fullmatch(file)
 
 
@@ -80,7 +80,6 @@ def _shards(file: str, found: re.Match[str]) -> list[str]:
 
 
 def _quant_of(file: str) -> str | None:
-    """The quantisation type in a file name, or None."""
     found = _model(file)
     quant = found and _QUANT.search(found["stem"])
     return quant[1].upper() if quant else None
@@ -178,11 +177,15 @@ def _scan() -> Any:
 # --- the hub ---------------------------------------------------------------------------------------------------------
 
 
-def fetch(reference: Reference) -> Path:
+def fetch(
+    reference: Reference, folder: Path | None = None, progress: Callable[[str, int, int], None] | None = None
+) -> list[Path]:
     """Download the missing files of a model's newest revision.
 
-    Returns the path of its first file. Shows progress bars on a terminal. Raises HubError if the hub cannot be reached,
-    the repository or file does not exist, or access needs a token.
+    Returns the paths of its files, in the cache or, laid out as it is, in `folder`. `progress` is called with the name
+    of a file, the bytes of it that are there, and those of the whole file; an exception that it raises ends the
+    download. Without it progress bars are shown on a terminal. Raises HubError if the hub cannot be reached, the
+    repository or file does not exist, or access needs a token.
     """
     library = _library()
     utils = importlib.import_module("huggingface_hub.utils")
@@ -194,13 +197,34 @@ def fetch(reference: Reference) -> Path:
         raise HubError(f"{reference}: {_offer(names)}")
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
+    bars = {} if progress is None else {"tqdm_class": _reporting(progress)}
     with _hub_errors(reference):
-        paths = [library.hf_hub_download(reference.repo, file) for file in files]
-    return Path(paths[0])
+        paths = [library.hf_hub_download(reference.repo, file, cache_dir=folder, **bars) for file in files]
+    return [Path(path) for path in paths]
+
+
+def _reporting(progress: Callable[[str, int, int], None]) -> type:
+    """Stand-in for tqdm's class that calls a function."""
+
+    class Reporting(contextlib.AbstractContextManager["Reporting"]):
+        def __init__(self, *_: Any, desc: str = "", total: int | None = None, initial: int = 0, **__: Any):
+            self.desc, self.total, self.n = desc, total, initial
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += int(n or 0)
+            progress(self.desc, self.n, int(self.total or 0))
+
+        def close(self) -> None:
+            """Do nothing."""
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+    return Reporting
 
 
 def _offer(names: Sequence[str]) -> str:
-    """Message that lists the files a repository has instead."""
     quants = sorted({quant for name in names if _is_gguf(name) and (quant := _quant_of(name))})
     if quants:
         return f"no matching file; available are {', '.join(quants)}"
@@ -210,7 +234,6 @@ def _offer(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _hub_errors(reference: Reference) -> Iterator[None]:
-    """Convert errors of the hub and the network to HubError."""
     errors = importlib.import_module("huggingface_hub.errors")
     try:
         yield
@@ -221,7 +244,9 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE is set") from None
     except Exception as error:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
+        if isinstance(error, MemoryError):
+            raise
+        if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
             raise
         first = str(error).strip().splitlines() or [type(error).__name__]
         unreachable = isinstance(error, OSError) or type(error).__name__ in _UNREACHABLE

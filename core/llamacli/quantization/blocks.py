@@ -8,6 +8,7 @@ Layouts are those that `gguf.quants` reads; all fields are little endian.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -73,28 +74,10 @@ def _integers(values: Floats) -> npt.NDArray[np.uint8]:
     return values.astype(np.int8).view(np.uint8)
 
 
-def _pack_4_bits(b: Blocks) -> Bytes:
-    return joined(b.codes.reshape(-1, 2, 16) & 15, 4, axis=1)
-
-
-def _pack_fifth_bits(b: Blocks) -> Bytes:
-    return joined(b.codes.reshape(-1, 4, 8) >> 4, 1, axis=2)
-
-
-def _pack_q4_0(b: Blocks) -> Bytes:
-    return np.hstack([halves(b.scales), _pack_4_bits(b)])
-
-
-def _pack_q4_1(b: Blocks) -> Bytes:
-    return np.hstack([halves(b.scales), halves(-b.shifts), _pack_4_bits(b)])
-
-
-def _pack_q5_0(b: Blocks) -> Bytes:
-    return np.hstack([halves(b.scales), _pack_fifth_bits(b), _pack_4_bits(b)])
-
-
-def _pack_q5_1(b: Blocks) -> Bytes:
-    return np.hstack([halves(b.scales), halves(-b.shifts), _pack_fifth_bits(b), _pack_4_bits(b)])
+def _pack_q4_q5(b: Blocks, *, shifted: bool = False, has_fifth_bits: bool = False) -> Bytes:
+    shifts = [halves(-b.shifts)] if shifted else []
+    fifth_bits = [joined(b.codes.reshape(-1, 4, 8) >> 4, 1, axis=2)] if has_fifth_bits else []
+    return np.hstack([halves(b.scales), *shifts, *fifth_bits, joined(b.codes.reshape(-1, 2, 16) & 15, 4, axis=1)])
 
 
 def _pack_q8_0(b: Blocks) -> Bytes:
@@ -143,10 +126,10 @@ def _pack_q6_k(b: Blocks) -> Bytes:
 
 
 _FORMATS = (
-    BlockFormat(TensorType.Q4_0, 32, 1, -8, 7, None, False, _pack_q4_0),
-    BlockFormat(TensorType.Q4_1, 32, 1, 0, 15, None, True, _pack_q4_1),
-    BlockFormat(TensorType.Q5_0, 32, 1, -16, 15, None, False, _pack_q5_0),
-    BlockFormat(TensorType.Q5_1, 32, 1, 0, 31, None, True, _pack_q5_1),
+    BlockFormat(TensorType.Q4_0, 32, 1, -8, 7, None, False, _pack_q4_q5),
+    BlockFormat(TensorType.Q4_1, 32, 1, 0, 15, None, True, partial(_pack_q4_q5, shifted=True)),
+    BlockFormat(TensorType.Q5_0, 32, 1, -16, 15, None, False, partial(_pack_q4_q5, has_fifth_bits=True)),
+    BlockFormat(TensorType.Q5_1, 32, 1, 0, 31, None, True, partial(_pack_q4_q5, shifted=True, has_fifth_bits=True)),
     BlockFormat(TensorType.Q8_0, 32, 1, -127, 127, None, False, _pack_q8_0),
     BlockFormat(TensorType.Q2_K, 16, 16, 0, 3, (0, 15), True, _pack_q2_k),
     BlockFormat(TensorType.Q3_K, 16, 16, -4, 3, (-32, 31), False, _pack_q3_k),

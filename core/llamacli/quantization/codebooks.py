@@ -20,10 +20,7 @@ from llamacli.quantization.tensor_types import IQ4_NL_VALUES, Bytes, Floats, Ten
 
 
 class Signs(IntEnum):
-    """Signs of a grid format.
-
-    Those of the levels, free for each number, or an even number of minus in eight.
-    """
+    """Signs: those of levels, free for each number, or even in eight."""
 
     LEVELS = 0
     FREE = 1
@@ -118,13 +115,11 @@ def _bytes_of(words: npt.NDArray[np.unsignedinteger], dtype: str) -> Bytes:
 
 
 def _by_block(b: CodebookBlocks, groups: int) -> tuple[npt.NDArray[np.uint16], Bytes, Floats]:
-    """Codes, signs and scales, a row for each block."""
     n = len(b.scales) // groups
     return b.codes.reshape(n, -1), b.signs.reshape(n, -1), b.scales.reshape(n, groups)
 
 
 def _odd(scales: Floats) -> npt.NDArray[np.uint8]:
-    """Indices of the odd integers 1, 3, 5, ..."""
     return ((scales - 1) / 2).astype(np.uint8)
 
 

@@ -34,10 +34,7 @@ class ByteLevelBPE(VocabularyScheme):
         return self._merger.encode(text, self._pre_tokenizer.lengths(text))
 
     def decode(self, text: str) -> bytes:
-        """Return the bytes that a token's text encodes.
-
-        A character outside of GPT-2's byte table is encoded as UTF-8.
-        """
+        """Return a token's bytes; characters beyond GPT-2's table become UTF-8."""
         try:
             return bytes(map(BYTE_OF_CHAR.__getitem__, text))
         except KeyError:

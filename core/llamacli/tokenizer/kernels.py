@@ -174,7 +174,6 @@ def foreign_merge(merges: Any, tokens: Any) -> Any:
 
 @register_jitable
 def _joint(text: Any, position: Any, stop: Any) -> Any:
-    """Hash of a byte and of the character after it."""
     size = 1 if text[position] < 0xC0 else 2 if text[position] < 0xE0 else 3
     code = np.int64(text[position - 1])
     for i in range(position, min(position + size, stop)):
@@ -200,7 +199,6 @@ def mark_joints(table: Any, joints: Any) -> None:
 
 @register_jitable
 def _push(heap: Any, n: Any, cost: Any, left: Any, middle: Any, stop: Any) -> None:
-    """Add a pair to a heap of n by cost and position."""
     costs, lefts, middles, stops = heap
     i = n
     while i > 0:

@@ -182,7 +182,6 @@ class _IdsOnly:
         self._source = source
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
-        """Raise TokenizerError."""
         raise TokenizerError(f"{self._source}: the file has no vocabulary: use token ids instead of text {text[:40]!r}")
 
     def decode(self, text: str) -> bytes:

@@ -30,10 +30,7 @@ class LongestMatch(VocabularyScheme):
     """
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
-        """Return the ids of text without special tokens.
-
-        TokenizerError when no token fits a byte, and there is no unknown token.
-        """
+        """Return the ids of text; TokenizerError for a byte without any token."""
         data, ids, at = text.encode(), [], 0
         while at < len(data):
             for length in self._lengths.get(data[at : at + 2], (1,)):

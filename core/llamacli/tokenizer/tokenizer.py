@@ -114,10 +114,7 @@ class Tokenizer:
         )
 
     def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:
-        """Return the ids of a prompt: BOS if expected, never EOS.
-
-        `parse_special` and errors as in `encode`.
-        """
+        """Return a prompt's ids: BOS if expected, never EOS; otherwise as `encode`."""
         ids = self.encode(text, parse_special=parse_special)
         return ids[:-1] if self.add_eos else ids
 
@@ -197,10 +194,7 @@ class Tokenizer:
         return self.piece_bytes(token, unparse_special).decode(errors="replace")
 
     def piece_bytes(self, token: int, unparse_special: bool = False) -> bytes:
-        """Return the bytes of a token.
-
-        They are empty for control and unknown tokens, except with `unparse_special`.
-        """
+        """Return a token's bytes, none of control and unknown without `unparse_special`."""
         if not 0 <= token < self.n_vocab:
             self.token_text(token)  # raises
         text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds.get(token, TokenKind.NORMAL)
@@ -231,7 +225,6 @@ class Tokenizer:
         return self._vocabulary.kind(token) is TokenKind.CONTROL
 
     def _encode(self, parts: Iterable[int | str], continues: bool = False) -> list[int]:
-        """Return the ids of partitioned text, with prefix spaces if expected."""
         ids = []
         for part in parts:
             if isinstance(part, int):

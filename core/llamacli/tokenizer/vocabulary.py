@@ -70,7 +70,6 @@ class VocabularyScheme:
         return text.replace(SPACE, " ").encode()
 
     def _unknown(self, text: str) -> int:
-        """Id of the unknown token; raises TokenizerError without one."""
         unknown = self._vocabulary.special.get("unknown")
         if unknown is None:
             raise TokenizerError(f"{TOKENS} has neither tokens for {text[:40]!r} nor an unknown token")
@@ -188,7 +187,6 @@ def _suppressed(metadata: Metadata, n_vocab: int) -> tuple[int, ...]:
 
 
 def _ends(ids: Mapping[str, int], kinds: dict[int, TokenKind], special: Mapping[str, int]) -> frozenset[int]:
-    """Return the end-of-generation ids, and correct the types of their tokens."""
     by_text = {text: ids[text] for text in _END_TEXTS if text in ids}
     kinds.update(dict.fromkeys(by_text.values(), TokenKind.CONTROL))
     kinds.update(dict.fromkeys(ids_of(ids, _VISIBLE_TEXTS), TokenKind.USER_DEFINED))

@@ -24,10 +24,7 @@ def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
 
 
 def cancellable_by(event: threading.Event) -> contextlib.AbstractContextManager[None]:
-    """Cancel the work of this block by an event.
-
-    Others set it, and the work asks `is_cancelled`.
-    """
+    """Cancel this block's work, which asks `is_cancelled`, by an event."""
     return setting(_cancelled, event)
 
 

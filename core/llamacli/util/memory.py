@@ -32,22 +32,34 @@ def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
         pages = mmap.mmap(-1, n_bytes, **_PRIVATE)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"cannot get {n_bytes} bytes of memory: {error}") from None
-    if n_bytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # advice only; some systems do not take it
-            pages.madvise(mmap.MADV_HUGEPAGE)
+    if n_bytes >= _HUGE:
+        advise_huge(pages)
     return np.frombuffer(pages, np.uint8)
 
 
-def is_huge(data: npt.NDArray[np.uint8], maps: Path = Path("/proc/self/smaps")) -> bool:
-    """Test samples of a mapped file for huge pages."""
+def huge_share(data: npt.NDArray[np.uint8], maps: Path = Path("/proc/self/smaps")) -> float:
+    """Share of a mapped file in huge pages, by samples.
+
+    0 where the system does not tell.
+    """
     sample = data[:: max(_HUGE, len(data) // _N_SAMPLES)]
     sample.max()  # read, so that their pages are mapped
     try:
         text = maps.read_text()
     except OSError:
-        return False
+        return 0.0
     mapped = re.search(rf"^{data.ctypes.data:x}-.*?^FilePmdMapped: *(\d+) kB", text, re.MULTILINE | re.DOTALL)
-    return mapped is not None and int(mapped[1]) << 10 >= (0.9 * len(sample) - 1) * _HUGE
+    return min(1.0, (int(mapped[1]) << 10) / (len(sample) * _HUGE)) if mapped else 0.0
+
+
+def advise_huge(pages: mmap.mmap) -> None:
+    """Ask the system for huge pages.
+
+    Some systems do not take the advice.
+    """
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
 
 
 def trim_heap() -> None:

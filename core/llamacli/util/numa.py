@@ -75,7 +75,6 @@ def bind_thread(node: Node) -> bool:
 
 
 def _listed(text: str) -> set[int]:
-    """CPUs of a list such as 0-3,8."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

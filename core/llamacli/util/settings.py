@@ -8,8 +8,11 @@ MAX_CONTEXT = (1 << 31) - 1
 MAX_THREADS = 1024
 """Upper limit of the number of threads."""
 
-KERNEL_API = 1
-"""Version of `llamacli.kernels.api`, which plugins with kernels declare as LLAMACLI_KERNEL_API."""
+KERNEL_API = 2
+"""Version of `llamacli.kernels.api` and `Lowering`, which plugins with kernels declare as LLAMACLI_KERNEL_API."""
+
+KERNEL_API_CHANGE = "since 2, `to.step(kernel, RECORD, x=x, out=out, width=...)` takes the fields of the record by name"
+"""Latest change of KERNEL_API."""
 
 
 class QuantMode(enum.StrEnum):

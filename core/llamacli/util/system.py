@@ -92,10 +92,7 @@ def running_threads(root: Path = ROOT) -> int | None:
 
 
 def lower_priority() -> None:
-    """Give the calling thread the lowest priority, on Linux.
-
-    Elsewhere priorities belong to processes, and it changes nothing.
-    """
+    """Give the calling thread the lowest priority, on Linux; elsewhere nothing."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -150,7 +147,6 @@ def peak_rss(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) -> Iterator[Number]:
-    """Limits that `read` finds in the process's cgroups and their parents."""
     for folder, top in _groups(root, controller):
         while True:
             # "max" is no number, and the topmost group has no file.
@@ -164,7 +160,6 @@ def _limits(root: Path, controller: str, read: Callable[[Path], Number | None]) 
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Directories of the process's cgroup and its topmost visible parent, by hierarchy."""
     memberships = _read(root / "proc/self/cgroup").splitlines()
     mounts = _read(root / "proc/self/mountinfo").splitlines()
     paths: dict[str, str] = {}
@@ -213,7 +208,6 @@ def _memory_left(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """Stripped text of a file, "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
