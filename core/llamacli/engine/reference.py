@@ -6,7 +6,7 @@ a way that does not depend on how many tokens are evaluated together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,13 @@ class ReferenceProgram:
             parts.append(self._forward(tokens[start : start + span.n], span, n_rows, hidden))
             start += span.n
         return np.concatenate(parts)
+
+    def forward_in_pieces(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> Generator[None, None, Array]:
+        """See `llamacli.engine.base.Program.forward_in_pieces`; it is one piece."""
+        yield
+        return self.forward(tokens, spans, n_last)
 
     def forward_with_hidden(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class LoadedEncoder:
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
-        self._lock = fork_safe(threading.RLock())
+        self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, picture: Picture) -> list[str | Tile]:
         """Text and tiles of a picture, in order; nothing is encoded."""
@@ -133,25 +133,48 @@ class LoadedEncoder:
 
         Those of tiles encoded before are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
         """
+        pieces = self.encode_in_pieces(tile)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                rows: Rows = end.value
+                return rows
+
+    def encode_in_pieces(self, tile: Tile) -> Generator[None, None, Rows]:
+        """Encode a tile in short pieces, after each of which it yields.
+
+        The rows are the generator's return value, those of `encode`. Another thread that encodes waits until it has
+        ended or is closed.
+        """
+        with self._running:
+            rows = self._kept.get(tile.key)
+            if rows is None:
+                rows = yield from self._encoded(tile)
         with self._lock:
-            rows = self._kept.pop(tile.key, None)
-            rows = self._encoded(tile) if rows is None else rows
             self._kept[tile.key] = rows
+            self._kept.move_to_end(tile.key)
             while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
-            return rows
+        return rows
 
-    def _encoded(self, tile: Tile) -> Rows:
-        c = self.config
+    def _encoded(self, tile: Tile) -> Generator[None, None, Rows]:
+        c, program = self.config, self.program
         assert tile.pixels is not None
         patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
         n = len(patches)
         inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), numbers[:, None])
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
-            with np.errstate(all="ignore"):
-                rows = self.program.forward(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
-        rows = np.ascontiguousarray(rows)
+            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+            while True:
+                try:
+                    with np.errstate(all="ignore"):
+                        next(pieces)
+                except StopIteration as end:
+                    rows: Rows = np.ascontiguousarray(end.value)
+                    break
+                yield
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
         rows.flags.writeable = False
