@@ -53,9 +53,10 @@ def load(folder: Path, name: str, **options: object) -> Model:
 
 def prompt(model: Model, picture: np.ndarray) -> Inputs:
     encoder = model.media_encoder()
-    (message,), pictures = marked([{"content": AFTER}], [[Picture.of(picture)]])
+    (message,), pictures = marked([{"content": [Picture.of(picture), AFTER]}])
+    layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
     text = BEFORE + message["content"]
-    rendering = with_pictures(Rendering(text, [text]), pictures, encoder, model.tokenizer)
+    rendering = with_pictures(Rendering(text, [text]), layouts, encoder, model.tokenizer)
     planned = plan([], rendering.parts, model.create_chat_codec().template.encode)
     inputs = media_inputs(planned.parts, 0, lambda: encoder)
     assert inputs is not None

@@ -37,6 +37,9 @@ Rows = npt.NDArray[np.float32]
 KEPT_BYTES = 256 << 20
 """Size limit of the rows of embeddings that an encoder keeps, in bytes."""
 
+LAYOUT_BYTES = 64 << 20
+"""Size limit of the tiles of files that an encoder keeps, in bytes."""
+
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 
@@ -99,6 +102,7 @@ class LoadedEncoder:
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
+        self._file_layouts: OrderedDict[bytes, list[str | Tile]] = OrderedDict()
         self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, picture: Picture) -> list[str | Tile]:
@@ -107,6 +111,22 @@ class LoadedEncoder:
             if picture not in self._layouts:
                 self._layouts[picture] = self._layout(picture)
             return self._layouts[picture]
+
+    def layout_of_file(self, source: bytes) -> list[str | Tile]:
+        """Text and tiles of the picture in the bytes of a file, in order.
+
+        Those of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
+        """
+        key = hashlib.blake2b(source, digest_size=32).digest()
+        with self._lock:
+            found = self._file_layouts.pop(key, None)
+        if found is None:
+            found = self._layout(Picture.of(source))
+        with self._lock:
+            self._file_layouts[key] = found
+            while len(self._file_layouts) > 1 and sum(map(_n_bytes, self._file_layouts.values())) > LAYOUT_BYTES:
+                self._file_layouts.popitem(last=False)
+        return found
 
     def _layout(self, picture: Picture) -> list[str | Tile]:
         c = self.config
@@ -192,6 +212,7 @@ class LoadedEncoder:
         with self._lock:
             self._program = None
             self._kept.clear()
+            self._file_layouts.clear()
 
     def __repr__(self) -> str:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
@@ -260,6 +281,10 @@ class _Matrices:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _n_bytes(layout: Sequence[str | Tile]) -> int:
+    return sum(part.pixels.nbytes for part in layout if isinstance(part, Tile) and part.pixels is not None)
 
 
 def _row_keys(key: bytes, n: int) -> list[int]:

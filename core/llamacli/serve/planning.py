@@ -8,6 +8,7 @@ from llamacli.kv.prefixes import n_common
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.drafts import ServedDrafts
 from llamacli.serve.lifecycle import Lifecycle
+from llamacli.serve.pictures import ServedPictures
 from llamacli.serve.running import Running
 from llamacli.serve.sampling_pool import SLOW_DRAW_S
 from llamacli.serve.sequences import SequenceState
@@ -34,6 +35,8 @@ class Planner:
     A step evaluates one token of every sequence that decodes and, in the time that is left, chunks of prompts.
 
     - `running`: sequences of the model. `n_steps`: steps so far that evaluated something.
+    - `waiting`: prompts for which a picture is encoded in this step, in turn; `picture_s`: seconds for that, 0 for no
+      limit.
     """
 
     def __init__(
@@ -45,9 +48,12 @@ class Planner:
         cost: StepCost,
         drafts: ServedDrafts,
         lifecycle: Lifecycle,
+        pictures: ServedPictures,
     ):
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
-        self._cost, self._drafts, self._lifecycle = cost, drafts, lifecycle
+        self._cost, self._drafts, self._lifecycle, self._pictures = cost, drafts, lifecycle, pictures
+        self.waiting: list[SequenceState] = []
+        self.picture_s = 0.0
         self._is_encoder, self._has_encoder = model.program.needs_whole_input, model.program.has_encoder
         self._other_s = 0.0
         self._n_chunks = self.n_steps = 0
@@ -74,7 +80,8 @@ class Planner:
     def plan(self) -> list[tuple[SequenceState, int]]:
         """Sequences of the next step, and how many tokens of each.
 
-        There are free pages for these.
+        There are free pages for these. Where prompts wait for a picture, every second step encodes it instead of
+        evaluating prompts, if there are others.
         """
         plan: list[tuple[SequenceState, int]] = []
         need = 0
@@ -86,7 +93,14 @@ class Planner:
                 need += more
         n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
-        prompts = self._prompts_in_turn()
+        in_turn = self._prompts_in_turn()
+        self.waiting = [sequence for sequence in in_turn if sequence.n_missing and not self._pictures.room(sequence)]
+        prompts = [sequence for sequence in in_turn if sequence not in self.waiting]
+        if self.waiting and prompts and self.n_steps % 2:
+            prompts = []
+        elif prompts:
+            self.waiting = []
+        self.picture_s = max(1e-6, step_s - self._cost.seconds(n_decode)) if step_s else 0.0
         if plan and not prompts:
             sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
             quick = [sequence for sequence in sequences if sequence.draw_s <= SLOW_DRAW_S]
@@ -110,7 +124,8 @@ class Planner:
             if sequence is prompts[0] and (sequence.n_missing <= longest or alone):
                 room = max(room, sequence.n_missing)  # an encoder's input is evaluated whole, if need be alone
             most = MIN_CHUNK if n_decode and sequence.wants_rows and not sequence.embeds else room
-            n, more = self._chunk(sequence, min(room, most), need)
+            most = min(most, self._pictures.room(sequence))
+            n, more = self._chunk(sequence, min(room, most), need, is_first=sequence is prompts[0])
             if n:
                 plan.append((sequence, n))
                 need, room = need + more, room - n
@@ -135,12 +150,13 @@ class Planner:
             sequences, key=lambda sequence: (sequence not in oldest, sequence.n_served // QUANTUM, sequence.order)
         )
 
-    def _chunk(self, sequence: SequenceState, room: int, reserved: int) -> tuple[int, int]:
+    def _chunk(self, sequence: SequenceState, room: int, reserved: int, *, is_first: bool) -> tuple[int, int]:
         """Tokens of a prompt's next chunk, and the bytes of its pages.
 
-        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
+        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory. Spans are not cut:
+        one that is longer than the room is evaluated whole if its prompt `is_first`.
         """
-        n = min(room, sequence.n_missing)
+        n = _without_cut(sequence, min(room, sequence.n_missing), is_first=is_first)
         is_whole = self._is_encoder or self._has_encoder
         if is_whole and n < sequence.n_missing:
             return 0, 0
@@ -150,8 +166,20 @@ class Planner:
             more = sequence.cache.bytes_to_reserve(n)
             if self.running.make_room(sequence, reserved + more):
                 return n, more
-            n = 0 if is_whole else n // 2
+            n = 0 if is_whole else _without_cut(sequence, n // 2, is_first=False)
         return 0, 0
+
+
+def _without_cut(sequence: SequenceState, n: int, *, is_first: bool) -> int:
+    """Number of tokens, about n, that cut no span."""
+    generation = sequence.request.generation
+    if generation is None or generation.contents is None:
+        return n
+    start = len(sequence.cache.tokens)
+    span = generation.contents.span_at(sequence.context, start + n)
+    if span is None:
+        return n
+    return span[0] - start if span[0] > start else span[1] - start if is_first else 0
 
 
 def _leads(other: SequenceState, sequence: SequenceState) -> bool:

@@ -19,6 +19,7 @@ from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Syntax
 from llamacli.inputs import Contents
+from llamacli.media.encoder import Tile
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.serve.errors import ServeError
 
@@ -68,6 +69,8 @@ class GenerationRequest:
     - `model`: name of the model.
     - `prompts`: token ids of each, at least one prompt of at least one token; negative numbers are content keys.
     - `contents`: what the content keys stand for (embeddings); None if all are ids.
+    - `tiles`: tiles of pictures by content key, each with the index of the row: the scheduler encodes those that are
+      in no cache, in the place of the rows in `contents`.
     - `params`: sampling parameters. Give those with a grammar as a chain that a pool's thread has built
       (`llamacli.sampling.build_chain`), because `Engine.submit` builds other ones at once. `n_probs` above 0 asks
       for the tokens in `TextDelta`.
@@ -95,6 +98,7 @@ class GenerationRequest:
     model: str
     prompts: tuple[Ids, ...]
     contents: Contents | None = attrs.field(default=None, eq=False)
+    tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict, eq=False, repr=False)
     params: SamplingParams | SamplerChain = GREEDY
     seed: int = 0
     n: int = 1
@@ -348,7 +352,8 @@ class ModelSource:
     """Model file that the server offers under a name, and under aliases.
 
     `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
-    model's own multi-token-prediction head. `preset` are defaults of its requests.
+    model's own multi-token-prediction head. `mmproj` is the file of the encoder of pictures, None for the one beside
+    the model. `preset` are defaults of its requests.
     """
 
     name: str
@@ -356,6 +361,7 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     adapters: tuple[tuple[Path, float], ...] = ()
     draft: Path | Literal["mtp"] | None = None
+    mmproj: Path | None = None
     preset: Preset | None = None
 
 
@@ -373,6 +379,7 @@ class ModelInfo:
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.
     - `ranks`: true if it has a classifier head, whose classes are `labels`. `normalized`: its scores are probabilities.
+    - `sees`: true if it reads pictures.
     - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for those of the server alone.
     """
 
@@ -395,6 +402,7 @@ class ModelInfo:
     ranks: bool = False
     labels: tuple[str, ...] = ()
     normalized: bool = False
+    sees: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
     preset: Preset | None = None
 

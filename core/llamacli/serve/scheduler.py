@@ -23,19 +23,21 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import OutOfMemoryError
+from llamacli.errors import MediaError, OutOfMemoryError
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafting import hidden_taker
 from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH
+from llamacli.media.encoder import LoadedEncoder
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters, with_encoder_inputs
 from llamacli.serve.drafts import DraftSource, ServedDrafts
-from llamacli.serve.errors import BadRequestError, QueueTimeoutError, ServeError
+from llamacli.serve.errors import BadRequestError, NotSupportedError, QueueTimeoutError, ServeError
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
+from llamacli.serve.pictures import ServedPictures
 from llamacli.serve.planning import Planner
 from llamacli.serve.queue import FairQueue
 from llamacli.serve.requests import (
@@ -72,6 +74,7 @@ class Scheduler:
     - `pooling`: of embeddings; None refuses them. `sampling`: draws the tokens of a step.
     - `adapters`: LoRA adapters of the model; requests name them by their index.
     - `drafts`: maker of drafters for speculative decoding; None drafts nothing.
+    - `encoder`: encoder of pictures; None refuses requests that have any.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -85,6 +88,7 @@ class Scheduler:
         sampling: SamplingPool | None = None,
         adapters: Sequence[Adapter] = (),
         drafts: DraftSource | None = None,
+        encoder: Callable[[], LoadedEncoder] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
@@ -102,7 +106,11 @@ class Scheduler:
         self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
         model.program_with(self._scaled({}))  # compiled now, not in a step
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, clock)
-        self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
+        self.sees = encoder is not None
+        self.pictures = ServedPictures(encoder or _no_encoder, clock)
+        self._planner = Planner(
+            model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle, self.pictures
+        )
         self._ready: list[SequenceState] = []  # sequences to draw for in this step
         self._drawing: dict[Future[int | Exception], SequenceState] = {}  # slow draws, which run beside the steps
         self._evaluated_s = 0.0
@@ -117,6 +125,8 @@ class Scheduler:
         """
         n_ctx, most = self.memory.n_ctx, self.settings.max_running
         request = with_encoder_inputs(request, self.model)
+        if isinstance(request, GenerationRequest) and request.tiles and not self.sees:
+            raise NotSupportedError(f"the model {request.model!r} has no encoder of pictures")
         check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
@@ -266,7 +276,19 @@ class Scheduler:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
             self._planner.observe(self._clock() - now - self._evaluated_s)
+        self._encode_pictures(plans=bool(plan))
         return self._lifecycle.take_events()
+
+    def _encode_pictures(self, *, plans: bool) -> None:
+        """Encode a part of a picture that prompts wait for, if it is its turn."""
+        waiting = [one for one in self._planner.waiting if one in self.running.sequences]
+        if waiting:
+            for sequence, error in self.pictures.encode(waiting, self._planner.picture_s):
+                if not sequence.request.closed:
+                    self._lifecycle.fail_unexpectedly(sequence.request, error)
+            if not plans:
+                self._planner.n_steps += 1
+        self.pictures.drop_unwanted(self.running)
 
     def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[RequestState, Event]]:
         """End all requests with an error, or those that wait; the events."""
@@ -279,6 +301,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free the cache; the model stays open."""
+        self.pictures.close()
         self.running.close()
         self.memory.close()
 
@@ -378,8 +401,9 @@ class Scheduler:
             tokens += sequence.draft.tokens
             take_hidden = hidden_taker(sequence.draft.drafter)
         ids: list[int] | Inputs = tokens
-        if generation is not None and generation.contents is not None and start < len(sequence.prompt):
-            ids = generation.contents.slice(sequence.context, start, start + n)  # drafts follow whole prompts
+        contents = None if generation is None else generation.contents
+        if contents is not None and (start < len(sequence.prompt) or sequence.request.has_positions):
+            ids = contents.slice([*sequence.context, *tokens[len(tokens) - n_ahead :]], start, start + n)
         if sequence.wants_rows or n_ahead:
             n_last = n if sequence.wants_rows else 1 + n_ahead
         else:
@@ -525,3 +549,7 @@ class Scheduler:
         self._lifecycle.end_prompt(sequence.request)
         self.running.leave(sequence, keep=False)
         self._lifecycle.end_part(sequence.request)
+
+
+def _no_encoder() -> LoadedEncoder:
+    raise MediaError("the model has no encoder of pictures")

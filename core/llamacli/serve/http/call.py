@@ -91,7 +91,8 @@ class Server:
     """Engine, settings and threads of the endpoints.
 
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
-    `long_texts` that on long ones, one at a time, `compilers` grammars and schemas, which may take longer.
+    `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
+    and schemas, which may take longer.
     `props` are the properties of models that were loaded once, with their fingerprints then.
     """
 
@@ -99,6 +100,7 @@ class Server:
     settings: HttpSettings
     pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
     long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
+    pictures: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-picture"))
     compilers: Compilers = attrs.field(factory=Compilers)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
     unknown: set[str] = attrs.field(factory=set)
@@ -147,6 +149,7 @@ class Server:
         """End the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.long_texts.shutdown(wait=False, cancel_futures=True)
+        self.pictures.shutdown(wait=False, cancel_futures=True)
         self.compilers.close()
 
 

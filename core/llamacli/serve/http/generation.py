@@ -12,14 +12,16 @@ import attrs
 
 from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.errors import InvalidRequestError
+from llamacli.media.encoder import Tile
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
 from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt, echoed_text
+from llamacli.serve.http.chats import Prompt, chat_prompt, echoed_text
 from llamacli.serve.http.constraints import chain, schema_of
+from llamacli.serve.http.pictures import layouts
 from llamacli.serve.http.prompt_embeds import embedded_prompts
 from llamacli.serve.http.prompts import encoded_prompts
 from llamacli.serve.http.schemas.chat import ChatRequest
@@ -56,8 +58,10 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     settings = call.settings_of(info)
     n_top = _n_top(request)
     reply, contents, echoes = None, None, bool(request.echo)
+    tiles: Mapping[int, tuple[Tile, int]] = {}
     if isinstance(request, ChatRequest):
-        prompt = await call.compute(chat_prompt, request, model, info, settings)
+        prompt = await rendered(call, request, info, model)
+        contents, tiles = prompt.contents, prompt.tiles
         prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
         echoes = bool(echoed_text(request))
     else:
@@ -79,6 +83,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         model=info.name,
         prompts=tuple(tuple(ids) for _, ids in prompts),
         contents=contents or None,
+        tiles=tiles,
         params=params if constraint.is_free else await compiled(call, model, params),
         seed=seed,
         n=request.n or request.n_cmpl or 1,
@@ -99,6 +104,12 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
     return Prepared(generation, info, tuple(text for text, _ in prompts), n_top)
+
+
+async def rendered(call: Call, request: ChatRequest, info: ModelInfo, model: Model, *, fits: bool = True) -> Prompt:
+    """Prompt of a chat, with its pictures; see `chat_prompt`."""
+    pictures = await layouts(call, request.messages, model, info)
+    return await call.compute(chat_prompt, request, model, info, call.settings_of(info), pictures, fits=fits)
 
 
 def _texts(request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[list[tuple[str, list[int]]], Constraint]:

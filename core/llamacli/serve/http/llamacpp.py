@@ -19,9 +19,8 @@ from llamacli.model import Model
 from llamacli.sampling import SamplerChain
 from llamacli.serve.errors import BadRequestError, NotSupportedError, ServeError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt
 from llamacli.serve.http.errors import openai_body
-from llamacli.serve.http.generation import Prepared, prepared
+from llamacli.serve.http.generation import Prepared, prepared, rendered
 from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts
@@ -148,7 +147,7 @@ async def embedding(call: Call, request: NativeEmbeddings) -> None:
 async def chat_tokens(call: Call, request: ChatRequest) -> None:
     """Number of tokens of a chat request's prompt."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
+    prompt = await rendered(call, request, info, model, fits=False)
     await call.respond({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

@@ -16,9 +16,9 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerErr
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, default_variables, tools_as_dicts
+from llamacli.serve.http.chats import as_dicts, codec_of, default_variables, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
-from llamacli.serve.http.generation import adapter_scales, sampling_params
+from llamacli.serve.http.generation import adapter_scales, rendered, sampling_params
 from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
@@ -72,7 +72,7 @@ async def tokenizer_info(call: Call) -> None:
 async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
+    prompt = await rendered(call, request, info, model, fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -102,6 +102,7 @@ async def _props(call: Call) -> dict[str, Any]:
         "model_alias": info.name,
         "model_path": PurePath(info.path).name,
         "chat_template": template,
+        "modalities": {"vision": info.sees, "audio": False},
         "n_ctx": n_ctx,
         "build_info": f"llamacli {version()}",
     }

@@ -35,6 +35,7 @@ class HttpSettings:
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
     - `props`: let `POST /props` change the defaults of requests.
     - `llamacpp_metrics`: repeat metrics under llama-server's names.
+    - `media_url`: fetch pictures from addresses of http and https, of public hosts only.
     - `log_texts`: log the bodies of requests.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
     - `page`: folder of static files to serve at `/`, None for none.
@@ -67,6 +68,7 @@ class HttpSettings:
     slot_folder: Path | None = None
     props: bool = False
     llamacpp_metrics: bool = False
+    media_url: bool = False
     log_texts: bool = False
     catalogue: Path | None = None
     page: Path | None = None

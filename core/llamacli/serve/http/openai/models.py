@@ -63,5 +63,9 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "owned_by": "llamacli",
         "aliases": list(info.aliases),
         "status": {"value": "loaded" if info.loaded else "unloaded"},
+        "architecture": {
+            "input_modalities": ["text", "image"] if info.sees else ["text"],
+            "output_modalities": ["text"],
+        },
         "meta": meta,
     }

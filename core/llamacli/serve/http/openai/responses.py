@@ -17,9 +17,11 @@ from llamacli.serve.http.schemas.chat import (
     CallOfTool,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Function,
     FunctionCall,
     FunctionName,
+    PicturePart,
     Tool,
     ToolChoice,
 )
@@ -117,7 +119,7 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
             case "message":
                 if item.role is None:
                     raise BadRequestError(f"{path}.role: it is required", f"{path}.role", "missing_required_parameter")
-                message = ChatMessage(role=item.role, content=_text(item.content, f"{path}.content"))
+                message = ChatMessage(role=item.role, content=_content(item.content, f"{path}.content"))
                 if item.role == "assistant":
                     message.reasoning_content, reasoning = reasoning, None
                 messages.append(message)
@@ -130,8 +132,8 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
                     reasoning = None
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
             case "function_call_output":
-                text = _text(item.output, f"{path}.output")
-                messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+                content = _content(item.output, f"{path}.output")
+                messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
             case "reasoning":
                 reasoning = _text(item.content or item.summary, path) or None
             case _:
@@ -143,6 +145,22 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
     if not messages:
         raise BadRequestError("input: it has no message", "input")
     return messages
+
+
+def _content(content: str | list[InputPart] | None, path: str) -> str | list[ContentPart]:
+    """Text of parts, or a list of a chat's parts where pictures are among them."""
+    if isinstance(content, str) or content is None or not any(part.type == "input_image" for part in content):
+        return _text(content, path)
+    parts: list[ContentPart] = []
+    for i, part in enumerate(content):
+        if part.type == "input_image":
+            place = f"{path}[{i}].image_url"
+            if part.image_url is None:
+                raise BadRequestError(f"{place}: it is required", place, "missing_required_parameter")
+            parts.append(PicturePart(type="image_url", image_url=part.image_url, place=place))
+        else:
+            parts.append(ContentPart(type="text", text=_text([part], path)))
+    return parts
 
 
 def _text(content: str | list[InputPart] | None, path: str) -> str:

@@ -12,17 +12,22 @@ from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Sc
 
 
 class InputPart(Schema, kw_only=True):
-    """Part of an item's content: `input_text`, `output_text`, `text`, `reasoning_text` or `refusal`."""
+    """Part of an item's content.
+
+    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, or `input_image` for models that see.
+    """
 
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("annotations", "logprobs"), "part of a reply that templates do not read"),
-        **dict.fromkeys(("image_url", "file_id", "file_data", "filename", "file_url", "detail", "input_audio"),
-                        "such a part is refused by its type"),
+        **dict.fromkeys(("file_data", "filename", "file_url", "input_audio"), "such a part is refused by its type"),
+        "detail": "pictures are read as the model's encoder does",
+        "file_id": Refused("the server keeps no files: send a data URI as image_url"),
     }  # fmt: skip
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 class InputItem(Schema, kw_only=True):
