@@ -95,14 +95,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
         """Load a model of the Hugging Face hub, downloaded unless cached.
 
-        `name` is `user/repo` or `user/repo:Q4_K_M` with one of its types, a short name (`llamacli list --names` prints
-        them), or the path of a file. `mode` and `options` are those of `load_model`. Needs the extra `hub`. Raises
-        InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded, and what
-        `load_model` raises.
+        `name`, `mode` and `options` are those of `load_model`, and so are the errors.
         """
-        from llamacli.hub.names import resolve
-
-        return load_model(resolve(name), mode, **options)
+        return load_model(name, mode, **options)
 
     @property
     def name(self) -> str:
@@ -394,6 +389,10 @@ def load_model(
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
+    `path` is the path of a file; a string may also be a name that the command line takes: `user/repo` or
+    `user/repo:Q4_K_M` of the Hugging Face hub, an address there, a short name (`llamacli list --names` prints them).
+    A model of the hub is downloaded unless cached, which needs the extra `hub`.
+
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
     is called with the bytes of tensors that have been read so far, and the bytes of all. `plugins` and `engine` default
@@ -410,9 +409,10 @@ def load_model(
     `mmproj` is the file of the encoder of pictures. Without it, the one in the model's folder whose embeddings are as
     wide as the model's is loaded when the first picture comes.
 
-    Raises InvalidRequestError for an override of another type, or of a key that nothing reads, and if the weights fit
-    neither into memory nor on the disk; ModelFormatError if the file is unreadable, malformed or does not fit its
-    architecture, UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
+    Raises HubError if a model cannot be downloaded; InvalidRequestError for an override of another type, or of a key
+    that nothing reads, and if the weights fit neither into memory nor on the disk; ModelFormatError if the file is
+    unreadable, malformed or does not fit its architecture, UnknownArchitectureError if no plugin runs it, PluginError
+    if the plugin is broken.
     """
     lora = _lora(lora_path, lora_scale)
     try:
@@ -422,7 +422,7 @@ def load_model(
     if load not in tuple(LoadMode):
         raise InvalidRequestError(f"load {load!r} is not one of {', '.join(LoadMode)}")
     plugins = plugins or installed_plugins()
-    file = open_model_file(path, plugins.loaders())
+    file = open_model_file(_named(path), plugins.loaders())
     try:
         overridden = file.metadata.override(overrides or {})
         if not file.tensors:
@@ -581,6 +581,14 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
     finally:
         file.close()
     return _tokenizer_of(file.metadata, architecture)
+
+
+def _named(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if not isinstance(path, str) or not path or os.path.exists(path):
+        return path
+    from llamacli.hub.names import resolve  # names and the hub cost a start some milliseconds
+
+    return resolve(path)
 
 
 def _tokenizer_of(metadata: Metadata, architecture: Architecture | None) -> Tokenizer:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llamacli.model
-from llamacli.cli.app import ELSEWHERE, app
+from llamacli.cli.app import ELSEWHERE, WITHOUT, app
 from llamacli.cli.commands import Commands, is_ours
 
 
@@ -121,6 +121,7 @@ def test_bugs_are_not_hidden(invoke, model, monkeypatch) -> None:
         (["model.gguf"], "To run a model: llamacli run model.gguf"),
         (["show", "model.gguf"], "No such command 'show'. Here: llamacli inspect MODEL"),
         (["help"], "Here: llamacli --help"),
+        (["ps"], "No such command 'ps': each command loads its own model"),
         (["--nonsense"], "--nonsense"),
         (["inspect"], "Missing argument 'MODEL'"),
         (["run", "a", "b", "c"], "unexpected extra argument"),
@@ -248,5 +249,5 @@ def test_entry_points_are_the_commands_of_the_core() -> None:
 
 
 def test_commands_of_other_programs_are_none_of_ours() -> None:
-    assert not ELSEWHERE.keys() & app.commands.keys()
+    assert not {*ELSEWHERE, *WITHOUT} & app.commands.keys()
     assert {text.split()[0] for text in ELSEWHERE.values()} <= {*app.commands, "--help", "--version"}

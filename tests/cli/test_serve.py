@@ -33,8 +33,8 @@ from llamacli.cli.app import app
 from llamacli.cli.command import grouped
 from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
 from llamacli.errors import ModelFormatError
+from llamacli.hub.demo import demo_path
 from llamacli.serve.http.page import PAGE
-from llamacli.tools.demo import demo_path
 from suite import PROFILE
 
 PROMPT = "Once upon a time there was a fox"

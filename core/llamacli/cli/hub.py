@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from pathlib import Path
-
 import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
-from llamacli.errors import ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 REFERENCE = "USER/REPO[:QUANT]"
-DEMO = "demo"
-"""Short name of the demo model, unless it is one of the user's own names."""
 
 
 @click.command(cls=Command)
@@ -75,7 +69,7 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
 
 
 def _print_names(json: bool) -> None:
-    from llamacli.hub.names import aliases, shipped_names
+    from llamacli.hub.names import DEMO, aliases, shipped_names
 
     shipped = {DEMO: str(demo_path())} | shipped_names()
     own = aliases()
@@ -118,28 +112,7 @@ def model_from_hub(text: str) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """Path of a model's file, from its path or a short name.
+    """Path of a model's file, from its path or a name."""
+    from llamacli.hub.names import resolve
 
-    A model of the hub is downloaded unless cached. Raises ModelFormatError for a name that is neither a file nor known.
-    """
-    if not name or Path(name).exists():
-        return name
-    from llamacli.hub.names import located, lookup
-
-    found = lookup(name) or (demo_path() if name == DEMO else None)
-    if found is None:
-        raise ModelFormatError(_no_model(name))
-    return str(located(found))
-
-
-def _no_model(name: str) -> str:
-    from llamacli.hub.names import similar
-
-    path = Path(name)
-    if path.suffix.lower() in (".gguf", ".bin") or path.parent != Path():
-        siblings = [other.name for other in path.parent.glob("*") if other.suffix == path.suffix]
-        files = difflib.get_close_matches(path.name, siblings)
-        return f"{name}: no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
-    names = similar(name)
-    hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
-    return f"{name}: no such file, and no short name of a model; {hint}"
+    return str(resolve(name)) if name else name

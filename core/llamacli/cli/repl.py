@@ -88,7 +88,9 @@ class Repl:
                 return end.args[0] if end.args else None
             except KeyboardInterrupt:
                 clear()
-                note("(Ctrl-D exits)")
+                files = ", ".join(path.name for path, _ in self._attached)
+                self._attached.clear()
+                note(f"({files} discarded; Ctrl-D exits)" if files else "(Ctrl-D exits)")
             except (LlamaCliError, OSError) as error:
                 note(f"error: {one_line(error)}")
             except MemoryError:

@@ -20,7 +20,7 @@ from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
 

@@ -33,7 +33,7 @@ from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
