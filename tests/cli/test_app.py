@@ -135,7 +135,7 @@ def test_usage_error_is_exit_code_2(arguments: list[str], said: str, invoke) -> 
 
 
 def test_log_records_are_lines_on_stderr(invoke, model) -> None:
-    loaded = "llamacli: info: <Model llama"
+    loaded = "llamacli: info: <Model "
     assert loaded not in invoke("run", model, "-n", "1").stderr
     for arguments in (["-v", "run", model, "-n", "1"], ["run", model, "-n", "1", "-v"]):
         result = invoke(*arguments)

@@ -10,11 +10,13 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
@@ -28,13 +30,21 @@ from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.inputs import Inputs
-from llamacli.sampling import SamplingParams
+from llamacli.sampling import Candidates, SamplerChain, SamplingParams, build_chain
+from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
+from llamacli.sampling.sampler import Steer
 from llamacli.session import Session
 from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
 _ROLES = {"developer": "system"}
+_APART = ("seed", "model", "speculate", "logits_processor", "stopping_criteria")
+"""Arguments that are no sampling parameters."""
+
+Answer = TypeVar("Answer")
+Processor: TypeAlias = Callable[[npt.NDArray[np.int32], Logits], Answer]
+Processors: TypeAlias = Processor[Answer] | Sequence[Processor[Answer]] | None
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +61,9 @@ class CompletionArguments:
     - `grammar`: GBNF that constrains the text.
     - `model`: the name of the model in the result; None for that of its file.
     - `speculate`: drafter of speculative decoding, as for `Session.generate`.
+    - `logits_processor`: functions (or one) of the ids of all tokens so far, int32 [n], and the logits, float32
+      [n_vocab], that return the logits to draw from.
+    - `stopping_criteria`: functions (or one) of the same, which are asked after each token whether the text ends.
     """
 
     temperature: float | None = None
@@ -72,12 +85,14 @@ class CompletionArguments:
     grammar: str | None = None
     model: str | None = None
     speculate: Drafter | None = None
+    logits_processor: Processors[Logits] = ()
+    stopping_criteria: Processors[bool] = ()
 
     def sampling(
         self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
     ) -> SamplingParams:
         """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
-        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude("seed", "model", "speculate"))
+        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude(*_APART))
         given = {OURS.get(name, name): value for name, value in own.items()} | {
             "grammar": constraint.grammar,
             "json_schema": constraint.json_schema,
@@ -106,7 +121,7 @@ def chat_completion(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
-    response_format: Mapping[str, Any] | None = None,
+    response_format: Any = None,
     max_tokens: int | None = None,
     logprobs: bool | None = None,
     top_logprobs: int | None = None,
@@ -134,12 +149,14 @@ def chat_completion(
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
     params = codec.budgeted(params, rendering)
     reader = codec.reader(rendering, tools=described or (), variables=variables)
-    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
+    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
-    return _chat_chunks(run, reader, head, n_top)
+    return _chat_chunks(run, reader, head, n_top, getattr(response_format, "model_validate_json", None))
 
 
-def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+def _chat_chunks(
+    run: _Run, reader: ReplyReader, head: Json, n_top: int | None, parse: Callable[[str], Any] | None
+) -> Generator[Json, None, Json]:
     read: list[TokenLogprob] = []
     drawn: Drawn = collections.deque()
     n_calls = n_begun = 0
@@ -189,7 +206,10 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         finish = "tool_calls" if n_calls and finish == "stop" else finish
     yield chunk({}, finish=finish)
     reply, shape = reader.message(), None if n_top is None else chat_logprobs(read, n_top)
-    whole = message(reply.content, reply.reasoning, [(call.id, call) for call in reply.tool_calls])
+    calls = [(call.id, call) for call in reply.tool_calls]
+    whole = message(reply.content, reply.reasoning, calls)
+    if parse is not None:
+        whole["parsed"] = parse(reply.content) if finish == "stop" else None
     return {**head, "choices": [choice(0, "message", whole, shape, finish)], "usage": run.usage}
 
 
@@ -221,7 +241,7 @@ def completion(
         infill = None if suffix is None else model.tokenizer.encode_infill(prompt, suffix)
         given = ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
         before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
-    run = _Run(session, given, params, max_tokens, arguments.speculate)
+    run = _Run(session, given, params, max_tokens, arguments)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
     return _text_chunks(run, before, head, logprobs)
 
@@ -266,14 +286,43 @@ class _Run:
         ids: Sequence[int] | Inputs,
         params: SamplingParams,
         max_tokens: int | None,
-        speculate: Drafter | None,
+        arguments: CompletionArguments,
     ):
         if max_tokens is not None and not is_integer(max_tokens):
             raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
         self.session, self._n_prompt, self.n_generated = session, len(ids), 0
         # llama-cpp-python: no limit but the context for None, 0 and less
         self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.n_ctx
-        self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit, speculate=speculate)
+        chain: SamplingParams | SamplerChain = params
+        if processors := _functions(arguments.logits_processor, "logits_processor"):
+            own = build_chain(params, session.model.tokenizer, session.model.find_sampler)
+            chain = SamplerChain([Steer(self._steering(processors)), *own.samplers], own.n_probs, params)
+        tokens = session.generate(ids, chain, max_tokens=self._limit, speculate=arguments.speculate)
+        criteria = _functions(arguments.stopping_criteria, "stopping_criteria")
+        self.tokens: Iterator[Token] = self._until(tokens, criteria) if criteria else tokens
+
+    def _ids(self) -> npt.NDArray[np.int32]:
+        return np.array(self.session.tokens, np.int32)
+
+    def _steering(self, processors: Sequence[Processor[Logits]]) -> Callable[[Candidates], None]:
+        def steer(candidates: Candidates) -> None:
+            ids = self._ids()
+            for processor in processors:
+                logits = np.asarray(processor(ids, candidates.logits), np.float32)
+                if logits.shape != candidates.logits.shape:
+                    raise InvalidRequestError(f"logits_processor: its logits have the shape {list(logits.shape)}")
+                candidates.logits[:] = logits
+
+        return steer
+
+    def _until(self, tokens: Iterator[Token], criteria: Sequence[Processor[bool]]) -> Iterator[Token]:
+        drawn: list[int] = []
+        for token in tokens:
+            yield token
+            drawn.append(token.id)
+            ids = np.append(self._ids()[: self._n_prompt], np.array(drawn, np.int32))
+            if any(criterion(ids, self.session.logits) for criterion in criteria):
+                return
 
     @property
     def finish_reason(self) -> str:
@@ -287,6 +336,13 @@ class _Run:
     def usage(self) -> Json:
         """Numbers of tokens."""
         return usage(self._n_prompt, self.n_generated)
+
+
+def _functions(given: Processors[Answer], name: str) -> list[Processor[Answer]]:
+    functions: Any = [given] if callable(given) else given or ()
+    if not isinstance(functions, Sequence) or not all(map(callable, functions)):
+        raise InvalidRequestError(f"{name} must be a function or several, not {given!r}")
+    return list(functions)
 
 
 def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
