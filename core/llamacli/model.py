@@ -375,7 +375,8 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Reply to a conversation, computing in threads.
 
         The event loop goes on meanwhile. Arguments, result and errors are those of `create_chat_completion`; with
-        `stream` the result is an asynchronous generator of its chunks. When the task is cancelled, the token being computed is finished first.
+        `stream` the result is an asynchronous generator of its chunks. When the task is cancelled, the token being
+        computed is finished first.
         """
         return await _in_threads(self.create_chat_completion(messages, stream=True, **arguments), stream)
 
