@@ -22,7 +22,17 @@ from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
 from llamacli.chat.messages import CallDelta, ToolCall, checked_tools
-from llamacli.chat.openai import Json, call_deltas, choice, message, schema_of, text_of_parts, tool_use, usage
+from llamacli.chat.openai import (
+    Json,
+    call_deltas,
+    checked_schema,
+    choice,
+    message,
+    schema_of,
+    text_of_parts,
+    tool_use,
+    usage,
+)
 from llamacli.chat.syntax import Event
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
@@ -39,7 +49,7 @@ from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
 _ROLES = {"developer": "system"}
-_APART = ("seed", "model", "speculate", "logits_processor", "stopping_criteria")
+_APART = ("json_schema", "seed", "model", "speculate", "logits_processor", "stopping_criteria")
 """Arguments that are no sampling parameters."""
 
 Answer = TypeVar("Answer")
@@ -58,7 +68,8 @@ class CompletionArguments:
     - `reasoning_budget`, `reasoning_budget_message`: tokens of reasoning, and the text before its forced end.
     - `seed`: of the draws; None for a random one.
     - `stop`: a string or several, before which the text ends.
-    - `grammar`: GBNF that constrains the text.
+    - `grammar`: GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict, or a Pydantic model, of which
+      `parsed` of the message, or of the choice of a completion, is an instance.
     - `model`: the name of the model in the result; None for that of its file.
     - `speculate`: drafter of speculative decoding, as for `Session.generate`.
     - `logits_processor`: functions (or one) of the ids of all tokens so far, int32 [n], and the logits, float32
@@ -83,6 +94,7 @@ class CompletionArguments:
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     grammar: str | None = None
+    json_schema: Any = None
     model: str | None = None
     speculate: Drafter | None = None
     logits_processor: Processors[Logits] = ()
@@ -101,6 +113,10 @@ class CompletionArguments:
             "n_probs": n_probs,
         }
         return params_with_defaults(given, metadata, model.config.n_ctx, model.find_sampler)
+
+    def parsed(self, response_format: Any) -> Callable[[str], Any] | None:
+        """Parser of a text into an instance of a Pydantic model."""
+        return getattr(self.json_schema or response_format, "model_validate_json", None)
 
     def head(self, kind: str, metadata: Metadata) -> Json:
         """Fields that begin every result."""
@@ -133,9 +149,9 @@ def chat_completion(
     Raises at once what is wrong with the arguments.
     """
     use = tool_use(checked_tools(tools) or (), tool_choice)
-    schema = schema_of(response_format)
+    schema = _schema_of(arguments, response_format)
     if arguments.grammar is not None and schema is not None:
-        raise InvalidRequestError("grammar and response_format exclude each other")
+        raise InvalidRequestError("a grammar and a JSON Schema exclude each other")
     if top_logprobs and not logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs=True")
     described = None if use is None else use.tools
@@ -151,7 +167,7 @@ def chat_completion(
     reader = codec.reader(rendering, tools=described or (), variables=variables)
     run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
-    return _chat_chunks(run, reader, head, n_top, getattr(response_format, "model_validate_json", None))
+    return _chat_chunks(run, reader, head, n_top, arguments.parsed(response_format))
 
 
 def _chat_chunks(
@@ -230,7 +246,10 @@ def completion(
     """
     if logprobs is not None and (not is_integer(logprobs) or logprobs < 0):
         raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
-    constraint = completion_constraint(None, arguments.grammar)
+    schema = _schema_of(arguments, None)
+    if arguments.grammar is not None and schema is not None:
+        raise InvalidRequestError("a grammar and a JSON Schema exclude each other")
+    constraint = completion_constraint(schema, arguments.grammar)
     params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
     if isinstance(prompt, Inputs) and (echo or suffix is not None):
         raise InvalidRequestError("echo and suffix need a prompt of text or token ids, not Inputs")
@@ -243,10 +262,12 @@ def completion(
         before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
     run = _Run(session, given, params, max_tokens, arguments)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
-    return _text_chunks(run, before, head, logprobs)
+    return _text_chunks(run, before, head, logprobs, arguments.parsed(None))
 
 
-def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+def _text_chunks(
+    run: _Run, before: str, head: Json, n_top: int | None, parse: Callable[[str], Any] | None
+) -> Generator[Json, None, Json]:
     tokenizer, texts, read = run.session.model.tokenizer, [before], list[TokenLogprob]()
     shapes = None if n_top is None else CompletionLogprobs(n_top, len(before))
 
@@ -264,7 +285,10 @@ def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Gener
         finish = run.finish_reason
     yield chunk("", finish=finish)
     shape = None if n_top is None else CompletionLogprobs(n_top, len(before)).add(read)
-    return {**head, "choices": [choice(0, "text", "".join(texts), shape, finish)], "usage": run.usage}
+    result = choice(0, "text", "".join(texts), shape, finish)
+    if parse is not None:
+        result["parsed"] = parse("".join(texts[1:])) if finish == "stop" else None
+    return {**head, "choices": [result], "usage": run.usage}
 
 
 def whole(chunks: Generator[Json, None, Json]) -> Json:
@@ -336,6 +360,15 @@ class _Run:
     def usage(self) -> Json:
         """Numbers of tokens."""
         return usage(self._n_prompt, self.n_generated)
+
+
+def _schema_of(arguments: CompletionArguments, response_format: Any) -> Json | bool | None:
+    given = arguments.json_schema
+    if given is None:
+        return schema_of(response_format)
+    if response_format is not None:
+        raise InvalidRequestError("json_schema and response_format exclude each other")
+    return schema_of(given) if hasattr(given, "model_json_schema") else checked_schema(given)
 
 
 def _functions(given: Processors[Answer], name: str) -> list[Processor[Answer]]:
