@@ -90,6 +90,15 @@ def test_generate_keeps_what_the_prompt_shares(llama: Llama) -> None:
     assert (llama.eval_tokens, llama.sample(temp=0)) == (ids, expected[0])
 
 
+def test_options_of_rope_are_overrides(llama: Llama) -> None:
+    with Llama(str(demo_path()), n_ctx=256, rope_freq_base=500.0, rope_freq_scale=0.5) as other:
+        overrides = {"{arch}.rope.freq_base": 500.0, "{arch}.rope.scaling.type": "linear"}
+        with load_model(demo_path(), overrides=overrides | {"{arch}.rope.scaling.factor": 2.0}) as model:
+            expected = model.create_completion(PROMPT, max_tokens=12, temperature=0)
+        assert text(other(PROMPT, max_tokens=12, temperature=0)) == text(expected)
+        assert text(llama(PROMPT, max_tokens=12, temperature=0)) != text(expected)
+
+
 def test_embeddings() -> None:
     with Llama(str(demo_path()), embedding=True, n_ctx=64) as llama:
         one, two = llama.embed(["fox", "an owl in a tree"])
@@ -105,7 +114,7 @@ def test_embeddings() -> None:
     ("options", "error", "said"),
     [
         ({"n_gpu": 1}, TypeError, "Llama\\(\\) has no argument 'n_gpu'"),
-        ({"rope_freq_base": 1e6}, InvalidRequestError, "rope_freq_base: kv_overrides"),
+        ({"yarn_orig_ctx": 9}, InvalidRequestError, "yarn_orig_ctx: kv_overrides"),
         ({"draft_model": object()}, InvalidRequestError, "draft_model: speculate="),
         ({"type_k": 99}, InvalidRequestError, "type_k 99 is not a type of cached keys"),
         ({"n_ctx": -1}, InvalidRequestError, "n_ctx must be an integer"),

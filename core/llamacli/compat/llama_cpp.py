@@ -40,13 +40,13 @@ _WITHOUT_EFFECT = frozenset(
     {
         "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
         "n_threads_batch", "logits_all", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf",
-        "last_n_tokens_size", "numa", "verbose", "spm_infill", "f16_kv",
+        "last_n_tokens_size", "numa", "verbose", "spm_infill", "f16_kv", "n_parts", "low_vram", "mul_mat_q",
     }
 )  # fmt: skip
 """Arguments that change neither texts nor results here: batches, threads and memory are chosen automatically."""
 
 _DEFAULTS = {
-    "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
+    "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
     "yarn_ext_factor": -1.0, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_orig_ctx": 0,
     "lora_base": None, "chat_handler": None, "draft_model": None, "tokenizer": None,
 }  # fmt: skip
@@ -138,6 +138,8 @@ class Llama:
         vocab_only: bool = False,
         embedding: bool = False,
         kv_overrides: Mapping[str, Any] | None = None,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
         lora_path: str | None = None,
         lora_scale: float = 1.0,
         chat_format: str | None = None,
@@ -158,12 +160,16 @@ class Llama:
         self._model: Model | None = None
         self._session: Session | None = None
         self._embedder: Embedder | None = None
-        self._overrides = dict(kv_overrides or {})
+        overrides = dict(kv_overrides or {})
+        if rope_freq_base:
+            overrides["{arch}.rope.freq_base"] = float(rope_freq_base)
+        if rope_freq_scale not in (0, 1):
+            overrides |= {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 1 / rope_freq_scale}
         self.set_seed(seed)
         if vocab_only:
             self._tokenizer = load_tokenizer(model_path)
             return
-        options: dict[str, Any] = {"threads": n_threads, "overrides": self._overrides or None}
+        options: dict[str, Any] = {"threads": n_threads, "overrides": overrides or None}
         if embedding:
             self._embedder = load_embedder(model_path, **options)
             self._model = self._embedder.model
