@@ -428,7 +428,7 @@ def load_model(
 
     `path` is the path of a file; a string may also be a name that the command line takes: `user/repo` or
     `user/repo:Q4_K_M` of the Hugging Face hub, an address there, a short name (`llamacli list --names` prints them).
-    A model of the hub is downloaded unless cached, which needs the extra `hub`.
+    A model of the hub is downloaded unless cached.
 
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`

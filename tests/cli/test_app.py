@@ -219,7 +219,7 @@ def test_names_of_several_commands(with_commands, invoke) -> None:
     assert (one["module"], one["version"], one["commands"], two["commands"]) == ("dummy_one", "1.0", ["hello"], [])
     assert sorted(one["error"].split("; ")) == [
         "command 'bad' is ignored: entry point 'dummy_one' names no command, as in module:function",
-        "command 'run' is ignored: llamacli has a command of this name",
+        "command 'run' is ignored: llamacli-core has a command of this name",
     ]
     assert "command 'hello' is ignored: dist-dummy_one has a command of this name" in two["error"]
 
@@ -233,15 +233,15 @@ def test_completion_of_commands_imports_none(with_commands, invoke) -> None:
 def test_an_installation_without_commands_says_so(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
     monkeypatch.setattr(app, "commands", Commands())
-    assert "llamacli names no commands; install it again" in invoke("run").stderr
+    assert "llamacli-core names no commands; install it again" in invoke("run").stderr
     assert invoke("--version").exit_code == 0
 
 
 def test_entry_points_are_the_commands_of_the_core() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "core/pyproject.toml").read_text())
     table = project["project"]["entry-points"]["llamacli.commands"]
     ours = {name: entry.value for name, entry in app.commands.entries.items() if is_ours(entry)}
-    assert ours == table, "install the distribution again: pip install -e ."
+    assert ours == table, "install the distribution again: pip install -e core"
     for name in table:
         assert app.commands[name].name == name
         assert app.commands[name].help

@@ -125,7 +125,7 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
     epilog="Environment variables set options: LLAMACLI_RUN_TEMPERATURE is `run --temperature`. `llamacli plugins` "
     "lists the commands that plugins bring.",
 )
-@click.version_option(package_name="llamacli", allow_from_autoenv=False)
+@click.version_option(package_name="llamacli-core", allow_from_autoenv=False)
 @functools.partial(global_options, env=True)
 def app() -> None:
     """Run large language models in GGUF files on CPUs."""

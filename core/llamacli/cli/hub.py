@@ -20,7 +20,7 @@ def pull(reference: str) -> None:
 
     Prints its path. A short name, such as `family:8b`, may be given instead; `list --names` prints them. QUANT selects
     one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
-    Cached files are not downloaded again unless there is a newer revision. Needs the extra `hub`.
+    Cached files are not downloaded again unless there is a newer revision.
     """
     from llamacli.hub.names import reference as named
     from llamacli.hub.repositories import fetch
@@ -39,7 +39,7 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
     line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
-    again; `rm --packed` deletes them. Needs the extra `hub`, except for --names and --packed.
+    again; `rm --packed` deletes them.
     """
     if names and packed:
         raise click.UsageError("--names and --packed exclude each other.")
@@ -87,8 +87,8 @@ def _print_names(json: bool) -> None:
 def rm(references: tuple[str, ...], packed: bool) -> None:
     """Delete models from the Hugging Face cache.
 
-    Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`, except for
-    --packed: packed copies are made again when their models are loaded.
+    Without QUANT all GGUF files of the repository are deleted; its other files stay. Packed copies are made
+    again when their models are loaded.
     """
     if packed == bool(references):
         raise click.UsageError(f"Give models to delete, {REFERENCE}, or --packed.")

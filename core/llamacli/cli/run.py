@@ -41,7 +41,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     options.lora_option,
     option(
         "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
-        help="Show the model a picture before the prompt; may be given several times. Needs the extra `media`.",
+        help="Show the model a picture before the prompt; may be given several times.",
     ),
     option(
         "-mm", "--mmproj", type=PATH, metavar="FILE",

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelNotFoundError
 from llamacli.hub.demo import demo_path
 from llamacli.hub.repositories import Reference, cached, fetch
 from llamacli.util.folders import user_folder
@@ -117,8 +117,8 @@ def resolve(name: str) -> Path:
     """Path of a model's file.
 
     The name is a path, a short name, `user/repo[:quant]` or an address at the hub. A model of the hub is downloaded
-    unless cached. `user/repo` is a path if there is a folder `user`, or if it ends like a file. Raises ModelFormatError
-    for a name that is none of these, HubError if the model cannot be downloaded.
+    unless cached. `user/repo` is a path if there is a folder `user`, or if it ends like a file. Raises
+    ModelNotFoundError for a name that is none of these, HubError if the model cannot be downloaded.
     """
     path = Path(name)
     if path.exists():
@@ -127,7 +127,7 @@ def resolve(name: str) -> Path:
     if found is None and _REPOSITORY.fullmatch(name) and not path.parent.exists() and not _like_a_file(path):
         found = Reference.parse(name)
     if found is None:
-        raise ModelFormatError(_no_model(name))
+        raise ModelNotFoundError(name, _no_model(name))
     return located(found)
 
 
@@ -140,10 +140,10 @@ def _no_model(name: str) -> str:
     if _like_a_file(path) or path.parent != Path():
         siblings = [other.name for other in path.parent.glob("*") if other.suffix == path.suffix]
         files = difflib.get_close_matches(path.name, siblings)
-        return f"{name}: no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
+        return "no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
     names = similar(name)
     hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
-    return f"{name}: no such file, and no short name of a model; {hint}"
+    return f"no such file, and no short name of a model; {hint}"
 
 
 def located(found: Reference | Path) -> Path:
