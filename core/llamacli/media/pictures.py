@@ -1,6 +1,6 @@
 """Pictures: decoding by Pillow within limits, resizing, and patches.
 
-Needs Pillow, the extra `media`. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
+Needs Pillow. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Picture:
         Arrays are uint8, [h, w] grey, [h, w, 3] RGB or [h, w, 4] with transparency. Pictures are turned as their EXIF
         orientation says; what is transparent becomes white; of several frames the first is taken, and a warning in the
         log says so. Raises MediaError for a file that cannot be read or decoded, one beyond `MAX_BYTES` or
-        `MAX_PIXELS`, and for anything else; naming the extra if Pillow is missing.
+        `MAX_PIXELS`, and for anything else; naming Pillow if it is missing.
         """
         pillow = _pillow()
         if isinstance(given, Picture):
@@ -156,7 +156,7 @@ def _pillow() -> ModuleType | Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MediaError(f"pictures need Pillow: pip install 'llamacli[media]' ({error})") from error
+        raise MediaError(f"pictures need Pillow: pip install pillow ({error})") from error
     return Image
 
 
