@@ -569,11 +569,12 @@ def _load_media(
         encoder = model._plugins.media_encoder(projector_of(file.metadata))
         loaded = compile_encoder(encoder, file, model.mode, engine or default_engine(threads))
         unread = unread_keys(file.metadata, "clip")
-    if loaded.n_embd != n_embd:
+    if loaded.n_embd != model.program.graph.embedding_width:
         loaded.close()
         raise ModelFormatError(
             f"{file.path}: the encoder {loaded.name!r} makes embeddings of {loaded.n_embd} numbers, and the model "
-            f"{model.name!r} has embeddings of {n_embd}: it is the encoder of another model"
+            f"{model.name!r} has embeddings of {model.program.graph.embedding_width}: it is the encoder of another "
+            "model"
         )
     if unread:
         _log.warning("%s: metadata keys that the encoder does not use: %s", file.path, ", ".join(unread))

@@ -108,6 +108,26 @@ def padded(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
     return out
 
 
+def fitting(width: int, height: int, align: int, pixels: tuple[int, int]) -> tuple[int, int]:
+    """Size near that of a picture, in multiples of `align`.
+
+    Its width and height, with as many pixels as the two limits allow ("smart resize" in transformers). Raises
+    MediaError for proportions with which no size does.
+    """
+    one = np.float32
+    w, h = (max(align, math.floor(one(n) / one(align) + one(0.5)) * align) for n in (width, height))
+    least, most = pixels
+    if w * h > most:
+        beta = np.sqrt(one(height) * one(width) / one(most))
+        w, h = (max(align, math.floor(one(n) / beta / one(align)) * align) for n in (width, height))
+    elif w * h < least:
+        beta = np.sqrt(one(least) / (one(height) * one(width)))
+        w, h = (math.ceil(one(n) * beta / one(align)) * align for n in (width, height))
+    if w * h > most:
+        raise MediaError(f"a picture of {width} x {height} pixels is too long: no size of its proportions fits")
+    return w, h
+
+
 def unfolded(
     pixels: Pixels, patch: int, merge: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
