@@ -33,7 +33,7 @@ from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
@@ -313,9 +313,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
     A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
     clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
-    for; --lora and --draft are for the first. SIGTERM lets running requests end. Needs the extra `serve`.
+    for; --lora and --draft are for the first. SIGTERM lets running requests end.
     """
-    _expect_packages(_NEEDED, "serve")
+    _expect_packages(_NEEDED, "serve", "llamacli")
     with working("starting the server"):
         from llamacli.serve.engine import LocalEngine
         from llamacli.serve.http.server import HttpServer, listening
@@ -475,7 +475,7 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
     """
     if given["draft"] not in (None, MTP):
         raise click.UsageError("--ray has no draft models; --lookup and --draft mtp draft without one.")
-    _expect_packages(("ray",), "ray", "serve --ray")
+    _expect_packages(("ray",), "serve --ray", "'llamacli[ray]'")
     from llamacli.serve.ray.engine import RayEngine
     from llamacli.serve.ray.settings import RaySettings
 
@@ -506,12 +506,12 @@ def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Ex
     return None
 
 
-def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -> None:
+def _expect_packages(names: Sequence[str], command: str, distribution: str) -> None:
     import importlib.util
 
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install 'llamacli[{extra}]'")
+        raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install {distribution}")
 
 
 def _log_requests() -> None:

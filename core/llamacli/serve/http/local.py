@@ -183,7 +183,7 @@ def _slots(model: ModelStats, n: int) -> Iterator[dict[str, Any]]:
 def version() -> str:
     """Version of this package, "unknown" if it is not installed."""
     try:
-        return importlib.metadata.version("llamacli")
+        return importlib.metadata.version("llamacli-core")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
