@@ -237,7 +237,7 @@ _GROUPS = {
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
-            "localhost: any on this machine. *: any, without keys only.",
+            "localhost: any on this machine. *: any.",
         ),
         option(
             "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
@@ -264,8 +264,12 @@ _GROUPS = {
         ),
         option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
+        option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
-        option("--log-texts", is_flag=True, help="Log the bodies of requests."),
+        option(
+            "--log-texts", is_flag=True,
+            help="Log the bodies of requests, and add __verbose to replies: the prompt as the model reads it.",
+        ),
     ),
     "Ray cluster": (
         option(
@@ -416,8 +420,6 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         make_own_folder(Path(given["slot_save_path"]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
-    if keys and "*" in given["cors_origins"]:
-        raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
     if (certificate is None) != (key is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file need each other.")
@@ -425,7 +427,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if files is not None:
         expect_certificate(files)
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "llamacpp_metrics",
+             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
              "log_texts", "reasoning")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
