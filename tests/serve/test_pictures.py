@@ -1,4 +1,4 @@
-"""Pictures in the server: all APIs, pieces of encoding between steps, cells that are shared, refusals."""
+"""Pictures in the server: APIs, pieces of encoding, shared cells, refusals."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def chat(server: Served, *messages: dict[str, Any], **fields: Any) -> Any:
 
 
 def text_of(answer: Any) -> str:
-    """ASCII of a reply: random models draw bytes that are no characters."""
+    """ASCII of a reply: random models draw broken characters."""
     text: str = answer["choices"][0]["message"]["content"]
     return text.encode("ascii", "ignore").decode()
 
@@ -184,7 +184,7 @@ def test_the_same_picture_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_streams_go_on_while_a_picture_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two tokens of a stream there is a piece, not a picture."""
+    """Between two tokens of a stream there is a piece."""
     monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e4)
     with start(tmp_path, step_ms=0.01, n_ctx=1024) as engine, served(engine, template=None) as server:
         chat(server, user("warm"))
@@ -351,7 +351,7 @@ def test_pictures_of_other_parts(shared: Served) -> None:
 
 
 def test_an_encoder_of_another_model(tmp_path: Path) -> None:
-    """Beside the model it is left out with a warning; named, both names are in the error."""
+    """Beside the model it is left out; named, it is an error."""
     write_text(tmp_path / "text.gguf", "idefics3")
     other = write_mmproj(tmp_path / "mmproj-x.gguf", "idefics3", keys={"projection_dim": 96}, seed=" other")
     with serving(tmp_path) as server:

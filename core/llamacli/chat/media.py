@@ -133,7 +133,7 @@ def media_inputs(
 def prompt_of_pictures(
     rendering: Rendering, encode: Callable[[str, bool], list[int]], encoder: LoadedEncoder
 ) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
-    """Content keys of a rendering with tiles, of which nothing is encoded yet.
+    """Content keys of a rendering with tiles, before their encoding.
 
     Their contents have zeros in the place of the tiles' rows. The last result are the tiles by content key, with the
     index of the row.

@@ -43,10 +43,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
         help="Show the model a picture before the prompt; may be given several times.",
     ),
-    option(
-        "-mm", "--mmproj", type=PATH, metavar="FILE",
-        help="Encoder of pictures, a mmproj file; default: the one in the model's folder.",
-    ),
+    options.mmproj_option,
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
     option(

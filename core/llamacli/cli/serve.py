@@ -21,6 +21,7 @@ from llamacli.cli.options import (
     kv_type_options,
     load_option,
     lora_option,
+    mmproj_option,
     mode_option,
     option,
     threads_option,
@@ -117,6 +118,7 @@ _GROUPS = {
         ),
         option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
         lora_option,
+        mmproj_option,
         option(
             "--lora-init-without-apply", is_flag=True,
             help="Load LoRA adapters with the scale 0; requests, or POST /lora-adapters, give others.",
@@ -262,6 +264,10 @@ _GROUPS = {
             "--strict", is_flag=True,
             help="Refuse requests with unknown fields, instead of a warning in a header and in the log.",
         ),
+        option(
+            "--media-url/--no-media-url", default=False, show_default=True,
+            help="Fetch pictures of requests from http and https addresses, of public hosts only.",
+        ),
         option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
@@ -313,7 +319,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
     A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
     clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
-    for; --lora and --draft are for the first. SIGTERM lets running requests end.
+    for; --lora, --draft and --mmproj are for the first. SIGTERM lets running requests end.
     """
     _expect_packages(_NEEDED, "serve", "llamacli")
     with working("starting the server"):
@@ -324,7 +330,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
     expect_one_drafter(given["lookup"], given["draft"])
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
-    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft)
+    mmproj = given["mmproj"] and Path(given["mmproj"])
+    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft, mmproj)
     http, limits = http_settings(given), engine_settings(given)
     if http.catalogue is not None:
         sources += catalogued(http.catalogue, sources)
@@ -364,11 +371,13 @@ def model_sources(
     aliases: Sequence[str],
     adapters: Sequence[tuple[Path, float]] = (),
     draft: Path | Literal["mtp"] | None = None,
+    mmproj: Path | None = None,
 ) -> list[ModelSource]:
     """Models of the arguments: files or short names.
 
-    A name and = may be before. The demo model for none. The first has the aliases, the adapters and the draft model.
-    Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name that is there twice.
+    A name and = may be before. The demo model for none. The first has the aliases, the adapters, the draft model and
+    the encoder of pictures. Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name
+    that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -377,9 +386,10 @@ def model_sources(
         name, separator, file = text.partition("=")
         if not separator or Path(text).exists():
             name, file = Path(text).stem if Path(text).exists() else text, text
-        own = ((), (), None) if sources else (tuple(aliases), tuple(adapters), draft)
+        own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
         sources.append(ModelSource(name, Path(resolve_model(file)), *own))
-    for more in [*(adapter for adapter, _ in adapters), *([draft] if isinstance(draft, Path) else [])]:
+    drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
+    for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
     names = [name for source in sources for name in (source.name, *source.aliases)]
@@ -428,7 +438,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         expect_certificate(files)
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
              "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
-             "log_texts", "reasoning")  # fmt: skip
+             "log_texts", "reasoning", "media_url")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         sampling={name: given[name] for name in PARAMETERS if given[name] is not None},

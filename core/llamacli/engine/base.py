@@ -110,7 +110,7 @@ class Program(Protocol):
     def forward_in_pieces(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
     ) -> Generator[None, None, npt.NDArray[np.float32]]:
-        """Run a batch of a media encoder as `forward` does, in short pieces.
+        """Run a media encoder's batch as `forward`, in short pieces.
 
         Yields after each piece; the rows are the generator's return value, bit for bit those of `forward`. Until it has
         ended or is closed, nothing else may run this program.

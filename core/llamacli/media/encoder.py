@@ -147,7 +147,7 @@ class LoadedEncoder:
             return self._layouts[picture]
 
     def layout_of_file(self, source: bytes) -> list[str | Tile]:
-        """Text and tiles of the picture in the bytes of a file, in order.
+        """Text and tiles of the picture in a file's bytes.
 
         Those of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
         """

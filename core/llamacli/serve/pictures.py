@@ -1,4 +1,4 @@
-"""Encoding of the pictures of prompts, in pieces between the steps of a scheduler."""
+"""Encode pictures of prompts in pieces between the scheduler's steps."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ServedPictures:
 
     @staticmethod
     def room(sequence: SequenceState) -> int:
-        """Next tokens of a sequence before the first row that is not encoded."""
+        """Next tokens of a sequence before the first missing row."""
         missing, start = sequence.request.missing_rows, len(sequence.cache.tokens)
         if not missing:
             return sequence.n_missing
         return next((i for i, key in enumerate(sequence.context[start:]) if key in missing), sequence.n_missing)
 
     def encode(self, waiting: Sequence[SequenceState], seconds: float) -> list[tuple[SequenceState, Exception]]:
-        """Encode for about so many seconds, at least a piece; 0 is no limit.
+        """Encode for about so many seconds; 0 sets no limit.
 
         The tile is one that was begun, else the one that the first sequence waits for. All sequences that wait for it
         get its rows; if it cannot be encoded, they are returned with the error.
@@ -61,7 +61,7 @@ class ServedPictures:
         return []
 
     def drop_unwanted(self, sequences: Iterable[SequenceState]) -> None:
-        """Give up the tile that was begun if no sequence waits for it."""
+        """Give up a tile that no sequence waits for."""
         tile = self._tile
         if tile is not None and not any(_wants(one, tile) for one in sequences):
             self.close()

@@ -268,7 +268,7 @@ class Timings:
 
 @attrs.frozen
 class TokenTimings:
-    """Numbers and times of a request so far, before the text of a token."""
+    """Numbers and times of a request so far."""
 
     usage: Usage
     timings: Timings

@@ -280,7 +280,7 @@ class Scheduler:
         return self._lifecycle.take_events()
 
     def _encode_pictures(self, *, plans: bool) -> None:
-        """Encode a part of a picture that prompts wait for, if it is its turn."""
+        """Encode a part of a picture, if it is its turn."""
         waiting = [one for one in self._planner.waiting if one in self.running.sequences]
         if waiting:
             for sequence, error in self.pictures.encode(waiting, self._planner.picture_s):

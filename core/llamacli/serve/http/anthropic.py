@@ -254,7 +254,7 @@ def _text(content: str | Sequence[Block], path: str) -> str:
 
 
 def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPart]:
-    """Text of blocks, or a list of parts where pictures are among them."""
+    """Text of blocks, or a list of parts with pictures."""
     if isinstance(content, str) or not any(block.type == "image" for block in content):
         return _text(content, path)
     parts: list[ContentPart] = []

@@ -13,7 +13,7 @@ MAX_MESSAGES = 10_000
 
 
 class ImageUrl(Schema, kw_only=True):
-    """Address of a picture: a data URI, or http and https if the server has `--media-url`."""
+    """Address of a picture: a data URI, or http with `--media-url`."""
 
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("detail", "format"), "pictures are read as the model's encoder does"),
@@ -23,7 +23,7 @@ class ImageUrl(Schema, kw_only=True):
 
 
 class ContentPart(Schema, kw_only=True):
-    """Part of a message's content, of the type `text`, or `image_url` for models that see."""
+    """Part of a message's content: `text`, or `image_url`."""
 
     foreign: ClassVar[Foreign] = {
         "cache_control": "prefixes are cached in any case; texts do not depend on it",
