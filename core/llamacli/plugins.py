@@ -261,7 +261,7 @@ class Plugins:
         hint = f" Similar: {', '.join(similar)}." if similar else ""
         raise UnknownArchitectureError(
             f"{folder.path}/config.json: `architectures` is {', '.join(folder.classes)}, which no installed plugin "
-            f"reads;{code}{hint} To write a plugin for it: llamacli plugins new NAME --from {folder.path}"
+            f"reads;{code}{hint} A plugin adds it by register_checkpoints, see docs/hooks/checkpoint.md"
         )
 
     def architecture(self, name: str) -> Architecture:

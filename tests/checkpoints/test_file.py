@@ -32,7 +32,10 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
     assert found["keys"] == expected["keys"]
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3moe", "gemma3", pytest.param("llama_fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "qwen3moe", "gemma3", "granite", "olmo3", "smollm3", pytest.param("llama_fp8", marks=pytest.mark.slow)],
+)
 def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:
     path = converted(name, tmp_path, plugins)
     logits = []
@@ -114,7 +117,7 @@ def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> Non
 def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen2")
     edited(folder, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    expect(folder, plugins, "OwnForCausalLM", "auto_map", "plugins new", error=UnknownArchitectureError)
+    expect(folder, plugins, "OwnForCausalLM", "auto_map", "register_checkpoints", error=UnknownArchitectureError)
     edited(folder, architectures=["Qwen2ForCausalLM"])
     plugins.open_folder(folder)
 

@@ -302,6 +302,24 @@ CASES: dict[str, dict[str, Any]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
+    "granite": _case(
+        "GraniteForCausalLM", "granite",
+        {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+         "logits_scaling": 8.0, "rope_theta": 1e4},
+        tokenizer="gpt2",
+    ),
+    "olmo2": _case(
+        "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
+        norms=_SANDWICH[1::2], qk_norm=64,
+    ),
+    "olmo3": _case(
+        "Olmo3ForCausalLM", "olmo3",
+        {"num_key_value_heads": 4, "rope_theta": 5e5, "sliding_window": 64, "num_hidden_layers": 5},
+        tokenizer="llama3_merged", norms=_SANDWICH[1::2], qk_norm=64,
+    ),
+    "smollm3": _case(
+        "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
+    ),
     "gemma": _case(
         "GemmaForCausalLM", "gemma", {"head_dim": 32, "tie_word_embeddings": True}, tokenizer="sentencepiece"
     ),
@@ -329,11 +347,12 @@ CASES: dict[str, dict[str, Any]] = {
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "qwen2": {"split": QWEN2_SPLIT},
     "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
+    "llama3_merged": {"split": LLAMA3_SPLIT},
     "gpt2": {"split": None},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
 
-PRE = {"llama3": "llama-bpe", "gpt2": "gpt-2"}
+PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2"}
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
 
 

@@ -64,9 +64,9 @@ PRE = ("llama-bpe", "smaug-bpe", "gpt-2", "qwen2")
 VOCABULARY = ("sentencepiece", "byte_fallback", "bpe")
 
 
-def _decoder(*classes: str, **defaults: Any) -> Checkpoint:
+def _decoder(*classes: str, architecture: str = "llama", **defaults: Any) -> Checkpoint:
     return Checkpoint(
-        "llama", classes, KEYS, DEFAULTS | defaults, VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED,
+        architecture, classes, KEYS, DEFAULTS | defaults, VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED,
         extra=rope_factors, rename=((r"^(?!model\.|lm_head)", "model."),) if classes == ("LlamaModel",) else (),
     )  # fmt: skip
 
@@ -74,6 +74,10 @@ def _decoder(*classes: str, **defaults: Any) -> Checkpoint:
 CHECKPOINTS = (
     _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM"),
     _decoder("LlamaModel"),
+    _decoder(
+        "SmolLM3ForCausalLM", architecture="smollm3", max_position_embeddings=32768, num_key_value_heads=4,
+        rope_theta=2e6, head_dim=None,
+    ),
     _decoder("MistralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8),
     _decoder(
         "MixtralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8,
