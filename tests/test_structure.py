@@ -34,6 +34,7 @@ LAYERS = [
     {"ops"},
     {"graph"},
     {"loaders"},
+    {"checkpoints"},
     {"architecture"},
     {"parts"},
     {"blocks"},

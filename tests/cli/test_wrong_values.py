@@ -20,6 +20,7 @@ Wrong = tuple[list[str], tuple[str, ...]]
 
 ARGUMENTS = {
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
+    "convert": ["folder", "out.gguf"],
     "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
     "plugins check": ["llama"],
 }  # fmt: skip
@@ -139,6 +140,7 @@ def test_wrong_values(invoke: Callable[..., click.testing.Result], model: Path, 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (["convert", "a", "b/"], ("'b/' is not a file name", "--help")),
         (["quantize", "a", "b", "Q9"], ("unknown type 'Q9'; known are F32, F16", "--help")),
         (["completion", "tcsh"], ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "--help")),
         (["runn"], ("No such command 'runn'", "Did you mean 'run'", "--help")),
