@@ -211,6 +211,21 @@ _GROUPS = {
             help="Seconds that running requests have after SIGTERM.",
         ),
     ),
+    "Stored work": (
+        option(
+            "--data", metavar="DIR", type=PATH,
+            help="Folder for responses, conversations, files and batches, which one server has at a time. Default: "
+            "they are kept in memory.",
+        ),
+        option(
+            "--store-size", metavar="SIZE", type=ByteSize(), default="256M", show_default=True,
+            help="Limit of what is stored; responses and conversations that were not used for longest are deleted.",
+        ),
+        option(
+            "--store-age", metavar="DAYS", type=Number(0, 36_500), default=30.0, show_default=True,
+            help="Days without use after which stored objects are deleted; 0: never.",
+        ),
+    ),
     "Speculative decoding": (
         *SPECULATION,
     ),
@@ -433,6 +448,9 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
         max_tokens=given["max_tokens"],
         catalogue=given["catalogue"] and Path(given["catalogue"]),
+        data=given["data"] and Path(given["data"]),
+        store_size=given["store_size"],
+        store_age=given["store_age"] * 86400 or None,
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,

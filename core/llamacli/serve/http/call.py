@@ -36,6 +36,8 @@ from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
+from llamacli.serve.http.inner import Exchange
+from llamacli.serve.http.jobs import Jobs
 from llamacli.serve.http.middleware import has_key, send_error, send_response
 from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.schemas.foreign import unknown_fields
@@ -54,6 +56,7 @@ from llamacli.serve.requests import (
     Stream,
     TextDelta,
 )
+from llamacli.serve.store import Store
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -92,7 +95,8 @@ class Server:
 
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
     `long_texts` that on long ones, one at a time, `compilers` grammars and schemas, which may take longer.
-    `props` are the properties of models that were loaded once, with their fingerprints then.
+    `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
+    leave with the server, `jobs` runs what outlives their requests.
     """
 
     engine: Engine
@@ -103,11 +107,17 @@ class Server:
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
     unknown: set[str] = attrs.field(factory=set)
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
+    jobs: Jobs = attrs.field(factory=Jobs)
     catalogue: Catalogue | None = attrs.field(init=False)
+    store: Store = attrs.field(init=False)
 
     @catalogue.default
     def _catalogue(self) -> Catalogue | None:
         return None if self.settings.catalogue is None else Catalogue(self.settings.catalogue)
+
+    @store.default
+    def _store(self) -> Store:
+        return Store(self.settings.data, self.settings.store_size, self.settings.store_age)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the pool."""
@@ -144,10 +154,11 @@ class Server:
         return attrs.evolve(info, fingerprint=f"{info.fingerprint}-{digest[:8]}")
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and close the store."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.long_texts.shutdown(wait=False, cancel_futures=True)
         self.compilers.close()
+        self.store.close()
 
 
 class Call:
@@ -158,7 +169,8 @@ class Call:
         self.headers = Headers(scope=scope)
         self.request_id: str = scope["state"]["request_id"]
         self.access: AccessLine = scope["state"]["access"]
-        self.key = ""
+        self.key = self.owner = ""
+        self.background = False
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
@@ -193,10 +205,23 @@ class Call:
             stop=preset.stop,
         )
 
+    def page(self, most: int = 100) -> dict[str, Any]:
+        """Options of a page of a list: `limit`, `after` and `ascending`, by the query. Raises BadRequestError."""
+        limit, order = self.query.get("limit", "20"), self.query.get("order", "desc")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+            raise BadRequestError(f"limit: {limit!a} is not a number from 1 to {most}", "limit")
+        if order not in ("asc", "desc"):
+            raise BadRequestError(f"order: {order!a} is neither asc nor desc", "order")
+        return {"limit": int(limit), "after": self.query.get("after"), "ascending": order == "asc"}
+
     # --- request
 
     def check_key(self) -> None:
         """Check the API key, and note which client it is. Raises ApiKeyError."""
+        inner: Exchange | None = self.scope["state"].get("exchange")
+        if inner is not None:
+            self.key, self.owner, self.background = inner.key, inner.owner, inner.background
+            return
         keys = self.settings.api_keys
         if not keys:
             client = self.scope.get("client")
@@ -205,7 +230,7 @@ class Call:
         found = has_key(self.headers, keys)
         if found is None:
             raise ApiKeyError("the API key is missing or wrong: send the header Authorization: Bearer KEY")
-        self.key = hashlib.sha256(found.encode()).hexdigest()[:12]
+        self.key = self.owner = hashlib.sha256(found.encode()).hexdigest()[:12]
         self.access.fields["key"] = self.key
 
     async def body(self, kind: Any) -> Any:

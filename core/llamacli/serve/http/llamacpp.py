@@ -23,6 +23,7 @@ from llamacli.serve.http.chats import chat_prompt
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import Prepared, prepared
 from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
+from llamacli.serve.http.openai.history import begin
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts
 from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings
@@ -154,7 +155,7 @@ async def chat_tokens(call: Call, request: ChatRequest) -> None:
 
 async def response_tokens(call: Call, request: ResponsesRequest) -> None:
     """Number of tokens of the prompt of a response."""
-    await chat_tokens(call, as_chat(request))
+    await chat_tokens(call, as_chat((await begin(call, request)).whole))
 
 
 async def set_props(call: Call, given: DefaultParams) -> None:

@@ -37,6 +37,9 @@ class HttpSettings:
     - `llamacpp_metrics`: repeat metrics under llama-server's names.
     - `log_texts`: log the bodies of requests.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
+    - `data`: folder of the store of responses, conversations, files and batches, None for one in memory.
+    - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
+      for never.
     - `page`: folder of static files to serve at `/`, None for none.
     """
 
@@ -69,4 +72,7 @@ class HttpSettings:
     llamacpp_metrics: bool = False
     log_texts: bool = False
     catalogue: Path | None = None
+    data: Path | None = None
+    store_size: int = 256 << 20
+    store_age: float | None = 30 * 86400.0
     page: Path | None = None
