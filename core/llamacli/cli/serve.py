@@ -522,6 +522,14 @@ def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Ex
     return None
 
 
+def expect_packages(command: str) -> None:
+    """Check for the packages of the extra `serve`.
+
+    Raises InvalidRequestError that names the missing ones.
+    """
+    _expect_packages(_NEEDED, "serve", command)
+
+
 def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -> None:
     import importlib.util
 

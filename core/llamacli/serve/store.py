@@ -68,7 +68,7 @@ def new_id(prefix: str) -> str:
 
 @attrs.frozen
 class Found:
-    """Object of the store: what clients see, what they do not, and its owner."""
+    """Stored object, with its owner; clients do not see `private`."""
 
     id: str
     owner: str
@@ -127,6 +127,7 @@ class Store:
                     raise ModelFormatError(f"{name}: it is a database of another program")
                 database.execute(f"PRAGMA page_size = {_PAGE}")
                 database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+            database.execute("DELETE FROM chunks WHERE file NOT IN (SELECT id FROM objects)")  # of a killed upload
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error as error:
@@ -168,9 +169,9 @@ class Store:
         items: Iterable[Object] = (),
         is_open: bool = False,
     ) -> None:
-        """Add an object under `data["id"]`, with its items; an older one of the same id is replaced.
+        """Add an object under its id, or replace it.
 
-        `private` is data that clients do not see.
+        `items` are appended to it. `private` is data that clients do not see.
         """
         with self._writing():
             given = (data["id"], kind, owner, time.time(), is_open, json.dumps(data), json.dumps(private or {}))
@@ -198,7 +199,7 @@ class Store:
 
     @locked
     def update(self, name: str, data: Object, *, is_open: bool) -> bool:
-        """Replace an object's data; False if it is no longer there."""
+        """Replace an object's data; False if it was removed."""
         with self._writing():
             given = (json.dumps(data), is_open, time.time(), name)
             return bool(
@@ -317,19 +318,20 @@ class Store:
 
     @locked
     def lines_done(self, batch: str) -> dict[int, bool]:
-        """Numbers of the lines that have a result, true for those that failed."""
+        """Lines that have a result, true for those that failed."""
         with self._errors():
             rows = self._database.execute("SELECT line, failed FROM results WHERE batch = ?", (batch,))
             return {line: bool(failed) for line, failed in rows}
 
-    def results(self, batch: str, *, failed: bool) -> Iterator[bytes]:
-        """Results by line, of those that failed or of the others."""
+    def results(self, batch: str, *, failed: bool | None) -> Iterator[bytes]:
+        """Results by line: failed ones, others, or all for None."""
         line = -1
         while True:
             with self.lock, self._errors():
                 rows = self._database.execute(
-                    "SELECT line, data FROM results WHERE batch = ? AND failed = ? AND line > ? ORDER BY line LIMIT 64",
-                    (batch, failed, line),
+                    "SELECT line, data FROM results WHERE batch = ? AND failed IN (?, ?) AND line > ? "
+                    "ORDER BY line LIMIT 64",
+                    (batch, bool(failed), failed is None or failed, line),
                 ).fetchall()
             if not rows:
                 return
@@ -345,6 +347,17 @@ class Store:
                 (batch, failed),
             ).fetchone()
         return row[0], row[1]
+
+    @locked
+    def end_batch(self, owner: str, data: Object, files: Iterable[tuple[bool, Object]]) -> None:
+        """Close a batch, and make files of its results."""
+        with self._writing():
+            for failed, file in files:
+                self.add("file", owner, file)
+                self._database.execute(
+                    "UPDATE results SET batch = ? WHERE batch = ? AND failed = ?", (file["id"], data["id"], failed)
+                )
+            self.update(data["id"], data, is_open=False)
 
     # --- limits
 

@@ -122,6 +122,10 @@ async def _lifespan(server: Server) -> AsyncIterator[None]:
         from llamacli.serve.http.openai.stored import resume  # which imports the handlers
 
         resume(server)
+    if server.store.unfinished("batch"):
+        from llamacli.serve.http.batches import resume as resume_batches
+
+        resume_batches(server)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar, get_origin
 
@@ -206,7 +206,10 @@ class Call:
         )
 
     def page(self, most: int = 100) -> dict[str, Any]:
-        """Options of a page of a list: `limit`, `after` and `ascending`, by the query. Raises BadRequestError."""
+        """Options of a page: `limit`, `after` and `ascending`.
+
+        Raises BadRequestError.
+        """
         limit, order = self.query.get("limit", "20"), self.query.get("order", "desc")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
             raise BadRequestError(f"limit: {limit!a} is not a number from 1 to {most}", "limit")
@@ -325,19 +328,21 @@ class Call:
                 self._pins[name] = await self.server.engine.pin(name)
                 return
             except LoadingError:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline and not self.background:
                     raise
             await asyncio.sleep(ROOM_INTERVAL_S)
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self, types: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """Parts of a body of any size, as they come.
+
+        `types` are those allowed, bytes by default.
 
         Raises MediaTypeError, BodyTimeoutError, DisconnectedError.
         """
         declared = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         # Types that a web page of another origin cannot send without asking first; ollama's client says JSON.
         usual = {"application/octet-stream", "application/json", *([] if "origin" in self.headers else [""])}
-        if declared not in usual:
+        if declared not in (types or usual):
             raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/octet-stream")
         while not self._body_read:
             try:
@@ -395,7 +400,7 @@ class Call:
         cancelled when the context ends before it, and when the client disconnects: then events end with
         DisconnectedError.
         """
-        stream = self.server.engine.submit(request)
+        stream = self.server.engine.submit(attrs.evolve(request, background=True) if self.background else request)
         self._release()  # the request itself keeps its model, and its reader may be slow
         cancel = functools.partial(_cancel, stream)
         self._gone.add_done_callback(cancel)
@@ -582,7 +587,7 @@ class Endpoint:
         try:
             if not route.public:
                 call.check_key()
-            if route.queued:
+            if route.queued and not call.background:
                 self._server.engine.expect_room()
             handler, kind = loaded(route.handler)
             await (handler(call) if kind is None else handler(call, await call.body(kind)))

@@ -1,4 +1,4 @@
-"""Requests that the server makes to itself, for work that outlives its client."""
+"""Requests of the server to itself, for work that outlives clients."""
 
 from __future__ import annotations
 

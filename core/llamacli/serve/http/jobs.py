@@ -16,7 +16,10 @@ MAX_JOBS = 1000
 
 @attrs.define(eq=False)
 class Job:
-    """Task under the name of its object; `shown` is the object as it is now, None for as it is stored."""
+    """Task of an object; `shown` gives its present state.
+
+    None is the state that is stored.
+    """
 
     task: asyncio.Task[None]
     shown: Callable[[], dict[str, Any]] | None = None

@@ -23,7 +23,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 @attrs.frozen
 class Turn:
-    """Request of a response: as it came, with all items before it, and its own items."""
+    """Request of a response, with the items before it, and its own."""
 
     request: ResponsesRequest
     whole: ResponsesRequest
@@ -31,7 +31,7 @@ class Turn:
 
 
 async def begin(call: Call, request: ResponsesRequest) -> Turn:
-    """Find the items before a request: those of the response that it follows, or of its conversation.
+    """Find the items of a previous response, or of a conversation.
 
     Raises BadRequestError, UnknownObjectError.
     """
@@ -74,7 +74,7 @@ def conversation_id(request: ResponsesRequest) -> str | None:
 
 
 def shown_items(items: Sequence[InputItem]) -> list[Object]:
-    """Items as the API lists them: with an id, and contents as parts."""
+    """Items with ids, and contents as parts, for lists of the API."""
     found = []
     for item in items:
         data = _compact(item)

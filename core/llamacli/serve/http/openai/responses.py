@@ -85,7 +85,10 @@ def start_background(server: Server, key: str, owner: str, queued: dict[str, Any
 
 
 async def _run_background(server: Server, exchange: Exchange, queued: dict[str, Any]) -> None:
-    """Run a response, and store its end; a server that shuts down leaves it for the next."""
+    """Run a background response, and store its end.
+
+    A server that shuts down leaves it for the next.
+    """
     name, store = exchange.request_id, server.store
     call = Call(server, exchange.scope, exchange.receive, exchange.send)
     call.check_key()

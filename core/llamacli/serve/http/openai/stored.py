@@ -97,7 +97,7 @@ async def add_items(call: Call, request: ItemsRequest) -> None:
 
 
 async def item(call: Call) -> None:
-    """One item of a conversation."""
+    """Item of a conversation."""
     await call.respond(await _item(call))
 
 
