@@ -41,7 +41,7 @@ def batch(requests: str, models: tuple[str, ...], output: str | None, **given: A
 
     A MODEL is as for `llamacli serve`; lines without a model, or with another name, get the first. Results are in the
     order of the lines; those of a run that was killed are kept in OUTPUT.work, where the next one goes on. A line that
-    fails has an error as its result, and the exit status is 1. Needs the extra `serve`.
+    fails has an error as its result, and the exit status is 1.
     """
     expect_packages("batch")
     from llamacli.serve.http.settings import HttpSettings
@@ -86,6 +86,7 @@ async def _run(
                 server.store.add("batch", "", {"id": _NAME, "digest": digest}, is_open=True)
             elif found[0].data["digest"] != digest:
                 raise InvalidRequestError(f"{http.data}: it is of another file than {path}: delete it to begin anew")
+            engine.load(sources[0].name).result()
             run = BatchRun(server, _NAME, None, lambda: split_lines(chunks(), http.max_body))
             await run.run()
             with replacing(target, overwrite=True) as file:
@@ -94,9 +95,8 @@ async def _run(
             stats = engine.stats().models.values()
             cached = sum(one.prefix_tokens.get("true", 0) for one in stats)
             total = sum(sum(one.prefix_tokens.values()) for one in stats)
-            note(
-                f"llamacli: {run.completed} answered, {run.failed} failed; {cached} of {total} prompt tokens were cached"
-            )
+            told = f"{cached} of {total} prompt tokens were cached"
+            note(f"llamacli: {run.completed} answered, {run.failed} failed; {told}")
             return run.failed
         finally:
             server.close()

@@ -10,7 +10,7 @@ import msgspec
 
 from llamacli.serve.errors import ServeError
 from llamacli.serve.http.openai.history import conversation_id
-from llamacli.serve.http.replies import call_id
+from llamacli.serve.http.replies import call_id, llamacpp_progress, llamacpp_timings, progress_timings
 from llamacli.serve.http.schemas.responses import ResponsesRequest
 from llamacli.serve.http.sse import event
 from llamacli.serve.requests import (
@@ -20,7 +20,9 @@ from llamacli.serve.requests import (
     Finished,
     GenerationRequest,
     ModelInfo,
+    PromptProgress,
     TextDelta,
+    TokenTimings,
     ToolCallDelta,
     Usage,
 )
@@ -58,6 +60,7 @@ class ResponseShapes:
         self._status = "in_progress"
         self._error: dict[str, Any] | None = None
         self._usage: Usage | None = None
+        self._times: dict[str, Any] = {}
 
     def response(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -104,6 +107,13 @@ class ResponseShapes:
     def events(self, one: Event) -> Iterator[dict[str, Any]]:
         """Events of an event of the engine."""
         match one:
+            case PromptProgress():
+                if self._request.timings_per_token:
+                    self._times = {"timings": progress_timings(one)}
+                progress = llamacpp_progress(one)
+                yield self._event("response.in_progress", response=self.response(), prompt_progress=progress)
+            case TokenTimings():
+                self._times = {"timings": llamacpp_timings(one.usage, one.timings)}
             case TextDelta() if one.text:
                 kind = "reasoning" if one.reasoning else "message"
                 if not self._is_open or self._output[-1]["type"] != kind:
@@ -123,6 +133,8 @@ class ResponseShapes:
                 yield from self._close()
             case Done():
                 self._usage = one.usage
+                if self._times:
+                    self._times = {"timings": llamacpp_timings(one.usage, one.timings)}
                 if self._status == "in_progress":
                     self._status = "completed"
                 yield self._event(f"response.{self._status}", response=self.response())
@@ -217,4 +229,4 @@ class ResponseShapes:
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **fields}
+        return {"type": kind, "sequence_number": self._number - 1, **self._times, **fields}

@@ -148,6 +148,9 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         tool_choice=choice if choice is None or isinstance(choice, str) else ToolChoice(function=_name(choice.name)),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        stream=request.stream,
+        timings_per_token=request.timings_per_token,
+        return_progress=request.return_progress,
     )
 
 
