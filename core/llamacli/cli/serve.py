@@ -431,8 +431,9 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         keys += filter(None, lines)
         if not any(lines):
             raise InvalidRequestError(f"{key_file}: it has no key")
-    if given["slot_save_path"] is not None:
-        make_own_folder(Path(given["slot_save_path"]))
+    for name in ("slot_save_path", "data"):
+        if given[name] is not None:
+            make_own_folder(Path(given[name]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
