@@ -19,6 +19,7 @@ from suite import check_each
 Wrong = tuple[list[str], tuple[str, ...]]
 
 ARGUMENTS = {
+    "batch": ["/dev/null"],
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
     "convert": ["folder", "out.gguf"],
     "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
@@ -33,6 +34,8 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
     "catalogue": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "data": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "store_size": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--store-size", "--help")),
     "slot_save_path": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
     "ssl_cert_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),
     "ssl_key_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),

@@ -375,3 +375,40 @@ def test_prompt_tokens_left_counts_what_waits_and_what_is_not_evaluated() -> Non
     assert 30 <= left < 130
     simulation.run()
     assert simulation.scheduler.prompt_tokens_left == 0
+
+
+# --- background requests
+
+
+def test_background_requests_fill_what_others_leave() -> None:
+    texts, gaps = {}, {}
+    for beside in (False, True):
+        simulation = Simulation()
+        if beside:
+            for i in range(20):
+                simulation.submit(request(f"later {i}", 40, seed=i, background=True, max_tokens=30))
+        simulation.run(until=lambda simulation=simulation: simulation.program.calls)
+        started = len(simulation.program.calls)
+        simulation.submit(request("client", 20, seed=99, max_tokens=200, params=SamplingParams(), ignore_eos=True))
+        simulation.run(until=lambda simulation=simulation: Done in kinds(simulation, "client"))
+        steps = simulation.program.calls[started + 10 :]
+        gaps[beside] = sum(0.025 + 0.002 * sum(call) for call in steps) / 190
+        texts[beside] = simulation.texts("client")
+        simulation.run()
+        for i in range(20 if beside else 0):
+            assert Done in kinds(simulation, f"later {i}")
+    assert texts[True] == texts[False]
+    assert gaps[False] < gaps[True] < 1.2 * gaps[False]
+
+
+def test_background_requests_give_up_their_slots() -> None:
+    simulation = Simulation(max_running=2)
+    for i in range(4):
+        simulation.submit(request(f"later {i}", 40, seed=i, background=True, max_tokens=60, ignore_eos=True))
+    simulation.run(until=lambda: "later 1" in simulation.events and TextDelta in kinds(simulation, "later 1"))
+    for i in range(2):
+        simulation.submit(request(f"client {i}", 20, seed=90 + i, max_tokens=20, ignore_eos=True))
+    simulation.run(until=lambda: all(Done in kinds(simulation, f"client {i}") for i in range(2)))
+    assert not any(Done in kinds(simulation, f"later {i}") for i in range(4) if f"later {i}" in simulation.events)
+    simulation.run()
+    assert all(Done in kinds(simulation, f"later {i}") for i in range(4))

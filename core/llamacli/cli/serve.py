@@ -213,6 +213,21 @@ _GROUPS = {
             help="Seconds that running requests have after SIGTERM.",
         ),
     ),
+    "Stored work": (
+        option(
+            "--data", metavar="DIR", type=PATH,
+            help="Folder for responses, conversations, files and batches, which one server has at a time. Default: "
+            "they are kept in memory.",
+        ),
+        option(
+            "--store-size", metavar="SIZE", type=ByteSize(), default="256M", show_default=True,
+            help="Limit of what is stored; responses and conversations that were not used for longest are deleted.",
+        ),
+        option(
+            "--store-age", metavar="DAYS", type=Number(0, 36_500), default=30.0, show_default=True,
+            help="Days without use after which stored objects are deleted; 0: never.",
+        ),
+    ),
     "Speculative decoding": (
         *SPECULATION,
     ),
@@ -321,7 +336,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
     for; --lora, --draft and --mmproj are for the first. SIGTERM lets running requests end.
     """
-    _expect_packages(_NEEDED, "serve", "llamacli")
+    expect_packages("serve")
     with working("starting the server"):
         from llamacli.serve.engine import LocalEngine
         from llamacli.serve.http.server import HttpServer, listening
@@ -426,8 +441,9 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         keys += filter(None, lines)
         if not any(lines):
             raise InvalidRequestError(f"{key_file}: it has no key")
-    if given["slot_save_path"] is not None:
-        make_own_folder(Path(given["slot_save_path"]))
+    for name in ("slot_save_path", "data"):
+        if given[name] is not None:
+            make_own_folder(Path(given[name]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
@@ -445,6 +461,9 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
         max_tokens=given["max_tokens"],
         catalogue=given["catalogue"] and Path(given["catalogue"]),
+        data=given["data"] and Path(given["data"]),
+        store_size=given["store_size"],
+        store_age=given["store_age"] * 86400 or None,
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
@@ -514,6 +533,14 @@ def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Ex
     except ChatTemplateError as error:
         return error
     return None
+
+
+def expect_packages(command: str) -> None:
+    """Check for the packages of the server.
+
+    Raises InvalidRequestError that names the missing ones.
+    """
+    _expect_packages(_NEEDED, command, "llamacli")
 
 
 def _expect_packages(names: Sequence[str], command: str, distribution: str) -> None:

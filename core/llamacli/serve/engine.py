@@ -342,6 +342,7 @@ class LocalEngine:
                 self._commands.get()()
             self._unload_idle()
             busy = [one for one in self._loaded() if one.scheduler.busy]
+            busy = [one for one in busy if one.scheduler.has_clients] or busy
             if busy:
                 self._step(min(busy, key=lambda one: one.used), busy)
         while not self._commands.empty():

@@ -165,4 +165,5 @@ class Lifecycle:
         for sequence in [sequence for sequence in self._running if sequence.request is request]:
             self._running.leave(sequence, keep=keep)
         self._queue.remove_where(lambda sequence: sequence.request is request)
-        self._queue.closed(request.message.key)
+        if not request.message.background:
+            self._queue.closed(request.message.key)

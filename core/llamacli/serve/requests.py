@@ -92,6 +92,7 @@ class GenerationRequest:
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     - `slot`: number under which the text can be saved, restored and erased, None for none.
     - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
+    - `background`: it gives way to requests that are not, has no limits of the queue, and waits without one of time.
     """
 
     id: str
@@ -118,6 +119,7 @@ class GenerationRequest:
     adapters: AdapterScales = ()
     draft_max: int | None = None
     slot: int | None = None
+    background: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -135,6 +137,7 @@ class EmbeddingRequest:
     adapters: AdapterScales = ()
     pooling: Pooling | None = None
     normalize: bool = True
+    background: bool = False
 
 
 Request = GenerationRequest | EmbeddingRequest

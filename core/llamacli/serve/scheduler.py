@@ -99,7 +99,7 @@ class Scheduler:
             settings.max_queue_tokens,
             settings.max_per_key,
             retry_after=self._retry_after,
-            n_free=lambda: max(0, self.capacity - self.running.n_slots),
+            n_free=lambda: max(0, self.capacity - sum(one.n_slots for one in self.running if not one.background)),
         )
         self.running, self.slots = Running(self.memory, self.counters), Slots(self.memory)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
@@ -170,6 +170,12 @@ class Scheduler:
     def busy(self) -> bool:
         """True if a step would do something."""
         return bool(len(self.running) or len(self.queue))
+
+    @property
+    def has_clients(self) -> bool:
+        """True if a request waits or runs that gives way to none."""
+        first = self.queue.peek()
+        return (first is not None and not first.background) or any(not one.background for one in self.running)
 
     @property
     def n_running(self) -> int:
@@ -314,7 +320,7 @@ class Scheduler:
         def leaves(prompt: SequenceState) -> bool:
             request = prompt.request
             waited = request.admitted_at is None and now - request.submitted_at > settings.queue_timeout
-            return request.cancelled or waited
+            return request.cancelled or (waited and not prompt.background)
 
         for prompt in self.queue.remove_where(leaves):
             if prompt.request.cancelled:
@@ -331,6 +337,8 @@ class Scheduler:
 
     def _is_late(self, sequence: SequenceState, now: float) -> bool:
         limit, generation = self.settings.request_timeout, sequence.request.generation
+        if sequence.background:
+            return False
         if generation is not None and generation.max_seconds is not None and sequence.text is not None:
             seconds = now - (sequence.request.prompted_at or now)
             if sequence.text.has_newline and seconds > generation.max_seconds:
@@ -351,14 +359,21 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Start preempted sequences, then waiting prompts, as memory allows."""
-        self.running.resume()
-        capacity = self.capacity
-        while not self.running.preempted and (sequence := self.queue.peek()) is not None:
-            if self.running.n_slots + sequence.n_choices > capacity:
+        capacity, first = self.capacity, self.queue.peek()
+        self.running.resume(capacity, background=first is None or first.background)
+        while (sequence := self.queue.peek()) is not None:
+            if any(sequence.background or not one.background for one in self.running.preempted):
+                return
+            if self.running.slots_before(sequence) + sequence.n_choices > capacity:
                 return
             sequence.begin(self.memory.new_sequence(key_of(sequence.adapters)))
             n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.context)
-            if not self.running.fits(sequence.n_missing):
+            if not sequence.background:
+                self.running.yield_slots(sequence.n_choices, capacity)
+                fits = self.running.yield_pages(sequence.n_missing)
+            else:
+                fits = self.running.fits(sequence.n_missing)
+            if not fits:
                 sequence.cache.close()
                 return
             self.queue.take()

@@ -187,14 +187,19 @@ class SequenceState(TokenSequence):
         return len(self.prompt)
 
     @property
+    def background(self) -> bool:
+        """See `llamacli.serve.queue.Entry`."""
+        return self.request.message.background
+
+    @property
     def n_slots(self) -> int:
         """Slots that it takes: one, or before the fork one a choice."""
         return self.n_choices if self.text is None else 1
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of age, the oldest first."""
-        return self.arrival, self.choice
+    def order(self) -> tuple[bool, int, int]:
+        """Sort key of age, the oldest first; background requests come last."""
+        return self.background, self.arrival, self.choice
 
     @property
     def n_missing(self) -> int:

@@ -20,6 +20,7 @@ from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import Prepared, generation_settings, prepared, rendered, spelled
 from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
+from llamacli.serve.http.openai.history import begin
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts
 from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings, progress_timings
@@ -161,7 +162,7 @@ async def chat_tokens(call: Call, request: ChatRequest) -> None:
 
 async def response_tokens(call: Call, request: ResponsesRequest) -> None:
     """Number of tokens of the prompt of a response."""
-    await chat_tokens(call, as_chat(request))
+    await chat_tokens(call, as_chat((await begin(call, request)).whole))
 
 
 async def set_props(call: Call, given: DefaultParams) -> None:

@@ -38,6 +38,9 @@ class HttpSettings:
     - `media_url`: fetch pictures from addresses of http and https, of public hosts only.
     - `log_texts`: log the bodies of requests, and let replies have `__verbose` by default.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
+    - `data`: folder of the store of responses, conversations, files and batches, None for one in memory.
+    - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
+      for never.
     - `page`: folder of static files to serve at `/`, None for none.
     """
 
@@ -72,4 +75,7 @@ class HttpSettings:
     media_url: bool = False
     log_texts: bool = False
     catalogue: Path | None = None
+    data: Path | None = None
+    store_size: int = 256 << 20
+    store_age: float | None = 30 * 86400.0
     page: Path | None = None

@@ -34,7 +34,7 @@ class Schema(msgspec.Struct, kw_only=True):
 
 
 TEXT_ONLY = Refused("models read text only")
-_STORED = "nothing is stored"
+_STORED = "only responses are stored"
 _CACHE = "prefixes are cached in any case; texts do not depend on it"
 _SHIFT = "prompts are never shifted or cut"
 _CHAIN = "the samplers do not have it"

@@ -10,6 +10,9 @@ from llamacli.serve.http.schemas.chat import MAX_MESSAGES
 from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, Sampling
 from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
+MAX_ITEMS = 100
+"""Items that are added to a conversation at once."""
+
 
 class InputPart(Schema, kw_only=True):
     """Part of an item's content.
@@ -96,7 +99,10 @@ class ReasoningOptions(Schema, kw_only=True):
     effort: str | None = None
 
 
-_STATELESS = Refused("this server keeps no conversations")
+class ConversationName(Schema, kw_only=True):
+    """Conversation by its id."""
+
+    id: str
 
 
 class ResponsesRequest(Sampling, kw_only=True):
@@ -104,7 +110,7 @@ class ResponsesRequest(Sampling, kw_only=True):
 
     foreign: ClassVar[Foreign] = {
         **GENERATION,
-        **dict.fromkeys(("previous_response_id", "conversation", "background", "prompt"), _STATELESS),
+        "prompt": Refused("there are no stored templates of prompts"),
         "include": "responses have all that there is",
         "stream_options": "events are not padded",
         "truncation": Refused("prompts are not truncated", ("disabled",)),
@@ -126,3 +132,26 @@ class ResponsesRequest(Sampling, kw_only=True):
     timings_per_token: bool | None = None
     return_progress: bool | None = None
     metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    background: bool | None = None
+
+
+class ConversationRequest(Schema, kw_only=True):
+    """Request of `POST /v1/conversations`."""
+
+    items: Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class ConversationChange(Schema, kw_only=True):
+    """Request of `POST /v1/conversations/ID`."""
+
+    metadata: dict[str, Any]
+
+
+class ItemsRequest(Schema, kw_only=True):
+    """Request of `POST /v1/conversations/ID/items`."""
+
+    items: Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
