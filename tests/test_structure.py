@@ -47,6 +47,7 @@ LAYERS = [
     {"plugin"},
     {"plugins"},
     {"model"},
+    {"stages"},
     {"branches"},
     {"tools"},
     {"serve"},

@@ -1,8 +1,11 @@
 """Pipeline stages against one process, for every architecture."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from llamacli.engine import Chunk, Engine, ReferenceEngine, default_engine, eval
 from llamacli.engine.cutting import cut, cut_points
 from llamacli.engine.stages import StagedProgram
 from llamacli.errors import InvalidRequestError
-from llamacli.kv import KVSequence
+from llamacli.kv import N_BATCH, KVSequence
 from llamacli.plugins import Plugins
 from local_stages import LocalStages
 from tiny_variants import ENCODERS, VARIANTS
@@ -44,8 +47,8 @@ def results(model: Model) -> list[np.ndarray]:
             session.eval(model.encoder_inputs([5, 6, 7, 8, 9]))
         found.append(session.eval(TOKENS[:40], all_logits=True))
         with session.fork() as other:
-            found += [session.eval([token]) for token in TOKENS[40:44]]
-            found += [other.eval(TOKENS[50:]), other.eval([3])]
+            found += [session.eval([token], all_logits=True) for token in TOKENS[40:44]]
+            found += [other.eval(TOKENS[50:], all_logits=True), other.eval([3], all_logits=True)]
             found.append(session.eval(TOKENS[44:50], all_logits=True))
     return found
 
@@ -119,3 +122,32 @@ def test_a_graph_is_cut_between_layers_only(tiny_gguf: TinyGguf, plugins: Plugin
         for wrong in ([0], [len(graph.ops)], [places[0]] * 2):
             with pytest.raises(InvalidRequestError, match="cannot be cut"):
                 cut(graph, wrong)
+
+
+def test_batches_of_a_prompt_are_in_several_stages_at_once(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    """The first stage begins a batch before the last one has the batch before."""
+    prompt = [(7 * i + 3) % 90 for i in range(3 * N_BATCH)]
+    path = tiny_gguf("gqa", metadata={"llama.context_length": 2000})
+    with both(path, plugins) as (whole, divided):
+        begun, ended = [], []
+        program = divided.program
+        assert isinstance(program, StagedProgram)
+        (stage,) = program.stages
+        start = stage.start
+
+        def watched(*given: Any) -> Future[list[np.ndarray]]:
+            begun.append(len(ended))
+            if len(begun) == 2:
+                released.set()
+            future: Future[list[np.ndarray]] = start(*given)
+            future.add_done_callback(ended.append)
+            return future
+
+        released = threading.Event()
+        stage._thread.submit(released.wait, 60)  # type: ignore[attr-defined]
+        stage.start = watched  # type: ignore[method-assign]
+        found, expected = (
+            advanced(model, model.kv_cache(n_ctx_seq=2000).sequence(0), prompt) for model in (divided, whole)
+        )
+        assert begun[:2] == [0, 0]
+        np.testing.assert_array_equal(found, expected)

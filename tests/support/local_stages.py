@@ -37,5 +37,6 @@ class LocalStages(Engine):
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> StagedProgram:
         places = cut_points(graph) if self.places is None else self.places
-        first, *others = [self.engine().compile(part, file, mode) for part in cut(graph, places)]
-        return StagedProgram(graph, first, [LocalStage(program, f"stage {i}") for i, program in enumerate(others, 1)])
+        graphs = cut(graph, places)
+        first, *others = [self.engine().compile(part, file, mode) for part in graphs]
+        return StagedProgram(graphs, first, [LocalStage(program, f"stage {i}") for i, program in enumerate(others, 1)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -18,8 +19,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import Engine, Program, QuantMode
-from llamacli.engine.cutting import StageGraph, cut
+from llamacli.engine.base import Program
+from llamacli.engine.cutting import StageGraph
 from llamacli.errors import InvalidRequestError, StageError
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
@@ -279,7 +280,8 @@ class StagedProgram:
     part.
     """
 
-    def __init__(self, graph: Graph, first: Program, stages: Sequence[Stage]):
+    def __init__(self, graphs: Sequence[StageGraph], first: Program, stages: Sequence[Stage]):
+        graph = graphs[0].whole
         self.graph = graph.with_ops(graph.ops)
         self.graph.held = first.graph.held
         self.first, self.stages = first, stages
@@ -290,7 +292,14 @@ class StagedProgram:
         self.has_encoder, self.has_hidden = graph.n_encoder > 0, graph.hidden is not None
         self._shifts = ShiftPlan(graph.ops, _no_weight)
         self._n_vocab = graph.ops[-1].out.width
+        self._widths = [[one.received_by(encodes=encodes) for encodes in (False, True)] for one in graphs[1:]]
         self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close, list(stages))
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages, the first one included."""
+        return 1 + len(self.stages)
 
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
@@ -347,7 +356,7 @@ class StagedProgram:
         """
 
         def next_stage(future: Future[list[Floats]]) -> None:
-            error = future.exception()
+            error = future.exception() or self._fault(i, batch, future.result())
             if error is not None:
                 self._skip(i + 1, batch)
                 done.set_exception(error)
@@ -367,6 +376,22 @@ class StagedProgram:
             return
         future.add_done_callback(next_stage)
 
+    def _fault(self, i: int, batch: StageBatch, results: list[Floats]) -> StageError | None:
+        """Error for results of a wrong shape."""
+        encodes, n = bool(batch.spans["n_encoded"][0] > batch.spans["start"][0]), len(batch.tokens)
+        n_last, hidden = int(batch.spans["n_last"].sum()), self.graph.hidden
+        width = 0 if hidden is None else hidden.width
+        if i + 1 < len(self.stages):
+            expected = [(n, self._widths[i + 1][encodes])]
+        elif batch.result == "both":
+            expected = [(n_last, self._n_vocab), (n, width)]
+        else:
+            expected = [(n_last, width if batch.result == "hidden" else self._n_vocab)]
+        if [result.shape for result in results] == expected and all(one.dtype == np.float32 for one in results):
+            return None
+        found = ", ".join(f"{one.dtype} {one.shape}" for one in results)
+        return StageError(f"{self.stages[i].name}: it answered {found} instead of float32 {expected}")
+
     def _skip(self, i: int, batch: StageBatch) -> None:
         """Have the stages from `i` on follow a batch that failed."""
         for stage in self.stages[i:]:
@@ -375,10 +400,10 @@ class StagedProgram:
             except StageError:
                 continue  # it is lost, and the next batch says so
 
-    def close(self) -> None:
-        """End all stages."""
-        for stage in self.stages:
-            stage.close()
+
+def _close(stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        stage.close()
 
 
 def _all_rows(batch: StageBatch) -> StageBatch:
@@ -389,14 +414,3 @@ def _all_rows(batch: StageBatch) -> StageBatch:
 
 def _no_weight(tensor: Tensor) -> npt.NDArray[Any]:
     raise AssertionError(f"{tensor.name} is not read here")
-
-
-class StageEngine:
-    """Engine that compiles one stage of a graph cut at `places`."""
-
-    def __init__(self, engine: Engine, places: Sequence[int], number: int):
-        self._engine, self._places, self._number = engine, places, number
-
-    def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
-        """See `llamacli.engine.base.Engine`; only the stage's tensors are read."""
-        return self._engine.compile(cut(graph, self._places)[self._number], file, mode)
