@@ -28,14 +28,16 @@ STORE = record(
 
 ATTENTION = record(
     "q", "q_stride", "out", "out_stride", "layer", "n_head_kv", "group", "head_dim", "value_dim", "scratch",
-    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross",
+    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross", "firsts",
+    "firsts_stride",
     scale=np.float32, softcap=np.float32,
 )  # fmt: skip
 """`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
 A token sees `window` positions, its own included, but none before the last multiple of `chunk`; besides, the `n_after`
 positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0, and so
 may `bias`, float32 [n_head, 2 * (max_distance + PAGE)], which is added to scores by distance: -(max_distance + PAGE) is
-the first. With `cross`, tokens see the encoder's text, else only what is behind it."""
+the first. With `cross`, tokens see the encoder's text, else only what is behind it. `firsts` may be 0: an int64 a row,
+the first cell that it sees."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
@@ -351,7 +353,10 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
                 key_part, value_part = key_bytes(a.head_dim), value_bytes(a.value_dim)
                 n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
-                first_page = first_seen(cell, a.window, a.chunk, first_cell) // PAGE
+                nearest = first_cell
+                if a.firsts:
+                    nearest = max(nearest, simd.read_i64(a.firsts + first_row * a.firsts_stride))
+                first_page = first_seen(cell, a.window, a.chunk, nearest) // PAGE
                 for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
                     begin = max(0, first_page - start // PAGE)
                     n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
@@ -378,7 +383,10 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         own = cell + i // heads
                         n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
                         seen = min(end, own + 1 + n_after) - start
-                        unseen = first_seen(own, a.window, a.chunk, first_cell) - start
+                        nearest = first_cell
+                        if a.firsts:
+                            nearest = max(nearest, simd.read_i64(a.firsts + (first_row + i // heads) * a.firsts_stride))
+                        unseen = first_seen(own, a.window, a.chunk, nearest) - start
                         head, slope = head_kv * a.group + first_head + i % heads, np.float32(0)
                         if a.slopes:
                             slope = simd.read_f32(a.slopes + 4 * head)
@@ -393,8 +401,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                                 distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
                                 score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
                             if a.bias:
-                                nearest = max(start + page * PAGE - own, -(a.max_distance + PAGE))
-                                place = (2 * head + 1) * (a.max_distance + PAGE) + min(nearest, a.max_distance)
+                                distant = max(start + page * PAGE - own, -(a.max_distance + PAGE))
+                                place = (2 * head + 1) * (a.max_distance + PAGE) + min(distant, a.max_distance)
                                 score = simd.add(score, simd.load(a.bias + 4 * place))
                             score = simd.first_lanes(score, seen - page * PAGE, lowest)
                             if unseen > page * PAGE:
