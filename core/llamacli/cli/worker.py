@@ -11,6 +11,7 @@ from llamacli.cli import options
 from llamacli.cli.command import Command
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import note
+from llamacli.cli.workers import ADDRESS
 from llamacli.util.settings import LoadMode
 
 
@@ -19,6 +20,7 @@ from llamacli.util.settings import LoadMode
 @option(
     "--listen",
     metavar="HOST:PORT",
+    type=ADDRESS,
     default="127.0.0.1:7070",
     show_default=True,
     help="Address for callers; port 0: a free one, which is printed.",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -130,7 +131,9 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        given = {"load": settings.load_mode, "overrides": settings.overrides}
+        given: dict[str, Any] = {"load": settings.load_mode, "overrides": settings.overrides}
+        if settings.workers is not None:
+            given |= {"load": "auto", "engine": settings.workers.engine(settings.threads, settings.load_mode)}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
         draft = None

@@ -227,6 +227,19 @@ class StagedEngine:
         return StagedProgram(graphs, program, links)
 
 
+@attrs.frozen
+class Workers:
+    """Addresses of workers, their secret, and shares of all nodes, see `StagedEngine`."""
+
+    addresses: tuple[tuple[str, int], ...]
+    secret: bytes = attrs.field(repr=False)
+    split: tuple[float, ...] | None = None
+
+    def engine(self, threads: int | None, load: str) -> StagedEngine:
+        """Engine of a model that is divided among them. Raises InvalidRequestError."""
+        return StagedEngine(self.addresses, self.secret, threads=threads, split=self.split, load=LoadMode(load))
+
+
 def stage_engine(
     file: ModelFile,
     model_id: str,
