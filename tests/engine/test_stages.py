@@ -125,7 +125,7 @@ def test_a_graph_is_cut_between_layers_only(tiny_gguf: TinyGguf, plugins: Plugin
 
 
 def test_batches_of_a_prompt_are_in_several_stages_at_once(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
-    """The first stage begins a batch before the last one has the batch before."""
+    """The second is begun before the first has left the last stage."""
     prompt = [(7 * i + 3) % 90 for i in range(3 * N_BATCH)]
     path = tiny_gguf("gqa", metadata={"llama.context_length": 2000})
     with both(path, plugins) as (whole, divided):

@@ -181,7 +181,7 @@ WRONG = [
 
 @contextmanager
 def answering(model: Model, misbehave: Misbehave) -> Iterator[tuple[str, int]]:
-    """A worker that knows the secret and says all that is expected, until a batch comes."""
+    """Address of a worker that behaves until a batch comes."""
 
     def serve() -> None:
         sock, _ = listener.accept()

@@ -119,7 +119,10 @@ class Connection:
 
     @classmethod
     def accept(cls, sock: socket.socket, peer: str, secret: bytes, timeout_s: float) -> Connection:
-        """Check that the other end has the secret, and prove it too. Raises StageError."""
+        """Check that a caller has the secret, and prove it too.
+
+        Raises StageError.
+        """
         with _named(peer):
             sock.settimeout(timeout_s)
             ours = secrets.token_bytes(_NONCE)
@@ -135,7 +138,10 @@ class Connection:
 
     @classmethod
     def open(cls, address: tuple[str, int], secret: bytes, timeout_s: float) -> Connection:
-        """Connect to a worker, prove the secret and check that it has it. Raises StageError."""
+        """Connect to a worker; both ends prove the secret.
+
+        Raises StageError.
+        """
         peer = f"worker {address[0]}:{address[1]}"
         with _named(peer):
             sock = socket.create_connection(address, timeout_s)
@@ -157,7 +163,10 @@ class Connection:
         return cls(_tuned(sock), peer, _proof(secret, b"frames", theirs, ours), is_server=False)
 
     def send(self, kind: str, arrays: Arrays = (), **fields: Any) -> None:
-        """Send a frame. Raises StageError if the connection is lost or the frame too large."""
+        """Send a frame.
+
+        Raises StageError if the connection is lost or the frame too large.
+        """
         made = [np.ascontiguousarray(array) for array in arrays]
         described = [[array.dtype.str, list(array.shape)] for array in made]
         header = json.dumps({"kind": kind, "arrays": described, **fields}).encode()

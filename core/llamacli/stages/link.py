@@ -77,7 +77,10 @@ class WorkerLink:
         return Node(self.name, self.info.number("memory"), max(1.0, float(self.info.number("speed"))))
 
     def load(self, graph: Graph, model_id: str, mode: QuantMode, places: Sequence[int], number: int) -> None:
-        """Have the worker load its stage, and begin to read its answers. Raises StageError."""
+        """Have the worker load its stage.
+
+        Raises StageError. A thread reads its answers from then on.
+        """
         if self.info.text("identity") != model_id:
             raise StageError(f"{self.name}: it has another model file, or one with other metadata")
         self._connection.send(
@@ -115,7 +118,7 @@ class WorkerLink:
             raise StageError(str(self._lost))
 
     def _answer(self, kind: str) -> Frame:
-        """Frame of a kind that answers a request, while no other thread reads."""
+        """Frame of a kind, while no other thread reads."""
         asked = time.monotonic()
         while True:
             frame = self._connection.receive(lambda: self._expect_alive(asked, "an answer"))
@@ -249,7 +252,7 @@ def stage_engine(
     threads: int | None,
     load: LoadMode,
 ) -> Engine:
-    """Engine of a stage, which keeps a packed copy of that stage's weights."""
+    """Engine of a stage, with a packed copy of its weights."""
     key = (
         copy_key(file.paths, model_id, f"{mode.value} {list(places)} {number}") if isinstance(file, GGUFFile) else None
     )

@@ -31,7 +31,7 @@ def version() -> str:
 
 
 def digest_of(graph: Graph) -> str:
-    """Digest of a graph: its ops, with their tensors and numbers, and caches."""
+    """Digest of a graph: ops with their fields, and caches."""
     numbers = {op.out: i for i, op in enumerate(graph.ops)}
 
     def shown(value: Any) -> str:

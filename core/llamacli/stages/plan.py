@@ -24,7 +24,10 @@ _SAMPLE_S = 0.05
 
 @attrs.frozen
 class Node:
-    """Computer, or process, of a pipeline: free bytes, and bytes a second that it reads."""
+    """Machine of a pipeline.
+
+    `free` are bytes of memory, `speed` the bytes a second that it reads.
+    """
 
     name: str
     free: int
@@ -33,9 +36,9 @@ class Node:
 
 @attrs.frozen
 class Piece:
-    """Ops that are not cut, such as a layer's: where they begin, and their weights.
+    """Ops that are not cut, such as those of a layer.
 
-    `n_bytes` are those in memory, `n_read` those that a token reads.
+    They begin at `place`. `n_bytes` are those in memory, `n_read` those that a token reads.
     """
 
     place: int
@@ -56,7 +59,7 @@ def pieces_of(graph: Graph, file: ModelFile) -> list[Piece]:
 
 
 def divide(pieces: Sequence[Piece], nodes: Sequence[Node], shares: Sequence[float] | None = None) -> list[int]:
-    """Places to cut at, so that the slowest of the nodes is as fast as it can be.
+    """Places to cut at, for the least time of the slowest node.
 
     With `shares`, the time of each node is to be in proportion to these instead, whatever is free. Raises
     InvalidRequestError if there are fewer pieces than nodes, or no division fits into what is free.
@@ -71,7 +74,7 @@ def divide(pieces: Sequence[Piece], nodes: Sequence[Node], shares: Sequence[floa
 
     @functools.cache
     def best(first: int, node: int) -> tuple[float, tuple[int, ...]]:
-        """Time of the slowest node, and the first pieces of all, for the pieces and nodes from these on."""
+        """Time of the slowest node from this on, and first pieces."""
         found: tuple[float, tuple[int, ...]] = math.inf, ()
         stops = [n] if node == m - 1 else range(first + 1, n - (m - node - 1) + 1)
         for stop in stops:

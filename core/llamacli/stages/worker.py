@@ -142,7 +142,10 @@ class Worker:
             self._serving.release()
 
     def _load_stage(self, connection: Connection, request: Frame) -> StageRunner:
-        """Load the stage that a caller asks for. Raises StageError, which the caller got too."""
+        """Load the stage that a caller asks for.
+
+        The caller gets the error that is raised, too.
+        """
         try:
             if request.kind != "load" or request.text("identity") != self._identity:
                 raise StageError("it asks for another model, or for none")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamacli.chat.openai import FieldError
-from llamacli.errors import ChatTemplateError, ContextOverflowError, LlamaCliError, StageError
+from llamacli.errors import ChatTemplateError, ContextOverflowError, LlamaCliError
 from llamacli.serve.errors import (
     ApiKeyError,
     BadRequestError,
@@ -17,7 +17,6 @@ from llamacli.serve.errors import (
     PromptTooLongError,
     ServeError,
     ShuttingDownError,
-    StageLostError,
 )
 
 _log = logging.getLogger(__name__)
@@ -37,9 +36,6 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
             return BadRequestError(str(error), "messages", "chat_template_error")
         case FieldError():
             return BadRequestError(str(error), error.param, error.code)
-        case StageError():
-            _log.error("request %s failed: %s", request_id, error)
-            return StageLostError(str(error))
         case LlamaCliError() if isinstance(error, ValueError):  # InvalidRequestError and its kind
             return BadRequestError(str(error))
         case _:
