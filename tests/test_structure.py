@@ -48,6 +48,7 @@ LAYERS = [
     {"plugin"},
     {"plugins"},
     {"model"},
+    {"stages"},
     {"branches"},
     {"tools"},
     {"serve"},

@@ -108,6 +108,11 @@ class WatchedFile:
         self._file.close()
 
 
+def unwatched(file: ModelFile) -> ModelFile:
+    """File whose reading is not reported."""
+    return file._file if isinstance(file, WatchedFile) else file
+
+
 @attrs.frozen
 class Loader:
     """File format other than GGUF.

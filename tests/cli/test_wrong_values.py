@@ -10,10 +10,10 @@ import click
 import pytest
 
 from llamacli.cli.app import app
-from llamacli.cli.numbers import Integer, IntList, Number
+from llamacli.cli.numbers import Form, Integer, IntList, Number
 from llamacli.cli.options import LoraFile
 from llamacli.cli.plot import ImagePath
-from llamacli.cli.serve import Form, ReplicaRange
+from llamacli.cli.serve import ReplicaRange
 from suite import check_each
 
 Wrong = tuple[list[str], tuple[str, ...]]

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
 import click
 
 from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
-from llamacli.cli.numbers import Integer, Number
+from llamacli.cli.numbers import Form, Integer, Number
 from llamacli.cli.options import (
     PATH,
     StderrHandler,
@@ -33,6 +34,7 @@ from llamacli.cli.sampling import number_options
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
+from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
 from llamacli.util.files import make_own_folder
@@ -82,22 +84,6 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
         if not 1 <= low <= high:
             self.fail(f"{value!r} is not a number of replicas such as 2, or 1:8.", param, ctx)
         return low, high
-
-
-class Form(click.ParamType[str]):
-    """Text that matches a regular expression; messages describe it as `expected`."""
-
-    name = "text"
-
-    def __init__(self, pattern: str, expected: str):
-        self.pattern, self.expected = re.compile(pattern), expected
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check a text."""
-        text = str(value)
-        if not self.pattern.fullmatch(text):
-            self.fail(f"{text!r} is not {self.expected}.", param, ctx)
-        return text
 
 
 _ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
@@ -328,6 +314,7 @@ def _serve_options(command: Any) -> Any:
 @_serve_options
 @override_options
 @in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@worker_options
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
@@ -347,7 +334,10 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     mmproj = given["mmproj"] and Path(given["mmproj"])
     sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft, mmproj)
-    http, limits = http_settings(given), engine_settings(given)
+    workers = pop_workers(given, "prompt_cache", "slot_save_path", "ray_address", "lora", "catalogue")
+    if workers is not None and len(sources) > 1:
+        raise click.UsageError("--workers serves one model.")
+    http, limits = http_settings(given), attrs.evolve(engine_settings(given), workers=workers)
     if http.catalogue is not None:
         sources += catalogued(http.catalogue, sources)
     with listening(http.hosts, http.port) as sockets:

@@ -148,7 +148,9 @@ class NativeProgram:
             with self._errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
-        self.has_encoder = table.decoder > 0
+        self.has_encoder = graph.n_encoder > 0
+        sent = graph.sent_by_encoder
+        self._encoded = self.buffers[f32(sent)][:, : sent.width] if sent else np.empty((0, self._n_vocab), np.float32)
         self._encoder = _segments(self._steps, 0, table.decoder)
         self._body = _segments(self._steps, table.decoder, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
@@ -232,7 +234,7 @@ class NativeProgram:
             batch = HostRows(tokens, 0, n, spans)
             if self.has_encoder and spans[0].encodes:
                 self._run_steps(table, self._encoder, batch, n_seen)
-                rows = np.empty((0, self._n_vocab), np.float32)
+                rows = self._encoded[:n].copy()
             elif sum(n_last) == n and not is_hidden:  # all rows run through all steps, as in most decode steps
                 logits = self._new_logits(0, n)
                 self._run_steps(table, self._whole, batch, n_seen)

@@ -125,6 +125,8 @@ class ReferenceProgram:
 
     def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
         out = self.graph.hidden if hidden else self.graph.ops[-1].out
+        if span.encodes and self.graph.sent_by_encoder is not None:
+            out, n_rows = self.graph.sent_by_encoder, span.n
         assert out is not None
         values = self._values(tokens, span, n_rows, out)
         rows = values[out] if out in values else np.empty((0, out.width), np.float32)

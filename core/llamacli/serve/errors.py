@@ -162,6 +162,12 @@ class LoadingError(ServeError):
     status, type, code = 503, "unavailable_error", "loading"
 
 
+class StageLostError(ServeError):
+    """A worker that computes layers of the model is lost or wrong."""
+
+    status, type, code = 503, "unavailable_error", "stage_lost"
+
+
 class ShuttingDownError(ServeError):
     """The server is shutting down."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from llamacli.errors import GrammarError
-from llamacli.serve.errors import BadRequestError, InternalError, ServeError
+from llamacli.errors import GrammarError, StageError
+from llamacli.serve.errors import BadRequestError, InternalError, ServeError, StageLostError
 from llamacli.serve.metrics import Counters
 from llamacli.serve.queue import FairQueue
 from llamacli.serve.requests import Admitted, Done, Event, Failed, PromptProgress, Timings, TokenTimings
@@ -150,6 +150,10 @@ class Lifecycle:
             self.fail(request, BadRequestError(str(error), None, "invalid_schema"))
             return
         name = request.message.id
+        if isinstance(error, StageError):
+            _log.error("request %s failed: %s", name, error)
+            self.fail(request, StageLostError(str(error)))
+            return
         _log.error("request %s failed", name, exc_info=error)
         self.fail(request, InternalError(f"the request {name} failed: the server's log says why"))
 

@@ -138,6 +138,8 @@ def load(
         given: dict[str, Any] = {"load": settings.load_mode, "overrides": settings.overrides}
         if source.mmproj is not None:
             given["mmproj"] = source.mmproj
+        if settings.workers is not None:
+            given |= {"load": "auto", "engine": settings.workers.engine(settings.threads, settings.load_mode)}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
         encoder = _encoder(model)
