@@ -264,7 +264,7 @@ class Timings:
 
 @attrs.frozen
 class TokenTimings:
-    """Numbers and times of a request so far, before the text of a token."""
+    """Numbers and times of a request so far, before a token's text."""
 
     usage: Usage
     timings: Timings

@@ -168,7 +168,7 @@ class TestInfill:
         assert fake.requests[0].prompts == (tuple(tokenizer.encode_infill("int x", ";")),)
 
     def test_request_of_llama_vim(self, http, fake) -> None:
-        """As its version of 2025 sends it; the server refuses none of its fields."""
+        """Its fields of 2025, of which none is refused."""
         body = {
             "id_slot": 0, "input_extra": [{"text": "int y;", "time": 7, "filename": "a.h"}], "n_predict": 128,
             "stop": ["\n"], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True,

@@ -109,7 +109,7 @@ class TestPull:
         assert lines(server.send("/api/pull", {"model": NAME}))[-1] == {"status": "success"}
 
     def test_two_at_once_and_a_client_that_leaves(self, server, hub, fake, catalogue, monkeypatch) -> None:
-        """A second pull joins the first, and goes on where that one's client has left."""
+        """A second pull joins the first, or goes on with it."""
         began, ended, fetch = threading.Event(), threading.Event(), ollama_models.fetch
 
         def endless(reference: Any, folder: Path, progress: Any) -> Any:

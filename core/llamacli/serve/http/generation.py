@@ -110,7 +110,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
 
 
 def spelled(model: Model, ids: Sequence[int]) -> str:
-    """Text of token ids, special tokens and first space spelled; content keys have none."""
+    """Text of token ids, special tokens and first space spelled."""
     pieces = (model.tokenizer.piece_bytes(token, unparse_special=True) for token in ids if token >= 0)
     return b"".join(pieces).decode("utf-8", "replace")
 

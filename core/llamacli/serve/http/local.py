@@ -90,7 +90,7 @@ async def props(call: Call) -> None:
 
 
 def _role(call: Call) -> dict[str, Any]:
-    """Properties of a server of several models, under the names of llama-server's router."""
+    """Properties of llama-server's router, where there are several models."""
     if len(call.server.engine.models()) == 1:
         return {}
     return {"role": "router", "max_instances": call.settings.models_max, "models_autoload": call.settings.autoload}

@@ -323,7 +323,8 @@ async def _run(
 ) -> None:
     """Change a model of the catalogue in a thread, and offer it.
 
-    With `joins` it waits while another request changes the model, else it is refused then. A client that leaves ends the work where it next tells of its progress.
+    With `joins` it waits while another request changes the model, else it is refused then. A client that leaves ends
+    the work where it next tells of its progress.
     """
     catalogue, engine, loop = _catalogue(call), call.server.engine, asyncio.get_running_loop()
     if not catalogue.has(name) and any(name in (info.name, *info.aliases) for info in engine.models()):
