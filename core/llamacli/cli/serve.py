@@ -132,6 +132,10 @@ _GROUPS = {
             "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
         ),
         option(
+            "--models-autoload/--no-models-autoload", "autoload", default=True, show_default=True,
+            help="Load models when requests ask for them; without it by POST /models/load only.",
+        ),
+        option(
             "--idle-unload", metavar="S", type=_SECONDS,
             help="Seconds without requests after which a model is unloaded. Default: never.",
         ),
@@ -351,6 +355,10 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         loading.enter_context(shown(Task(f"loading {sources[0].name}")))
 
         def begin() -> None:
+            if not http.autoload:
+                loading.close()
+                note(f"llamacli: serving on {_address(http, port)}; POST /models/load loads a model")
+                return
             engine.load(sources[0].name).add_done_callback(announce)
 
         def announce(future: Any) -> None:
@@ -443,7 +451,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if files is not None:
         expect_certificate(files)
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
+             "load_timeout", "shutdown_timeout",
+             "autoload", "models_max", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
              "log_texts", "reasoning", "media_url")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -333,6 +333,14 @@ class StagedProgram:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
         logits, hidden = self.submit(tokens, spans, n_last, "both").result()
         return logits, hidden
+
+    def forward_in_pieces(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> Generator[None, None, Floats]:
+        """See `llamacli.engine.base.Program.forward_in_pieces`; a batch is one piece."""
+        rows = self.forward(tokens, spans, n_last)
+        yield
+        return rows
 
     def submit(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], result: str

@@ -335,7 +335,7 @@ class LocalEngine:
         while True:
             with self._wake:
                 if self._commands.empty() and not self._is_busy() and not self._stopping:
-                    self._wake.wait(_IDLE)
+                    self._wake.wait(min(_IDLE, max(_POLL, (self.settings.idle_unload or _IDLE) / 4)))
                 if self._stopping:
                     break
             while not self._commands.empty():

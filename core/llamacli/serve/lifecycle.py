@@ -85,7 +85,7 @@ class Lifecycle:
         sequence.last_at = now
 
     def emit_text(self, request: RequestState, events: Sequence[Event]) -> None:
-        """Add the events of a token, behind the times so far."""
+        """Add the events of a token, with the times where asked for."""
         if events and request.generation is not None and request.generation.timed:
             self.emit(request, TokenTimings(request.usage, self._timings(request, self._clock())))
         self.emit(request, *events)

@@ -271,7 +271,7 @@ class Timings:
 
 @attrs.frozen
 class TokenTimings:
-    """Numbers and times of a request so far."""
+    """Numbers and times of a request so far, before a token's text."""
 
     usage: Usage
     timings: Timings

@@ -56,6 +56,13 @@ def test_completion(http, fake) -> None:
     assert post(http, return_tokens=True).json["tokens"] == [7, 9]
 
 
+def test_a_text_that_fills_the_context_is_truncated(http, fake) -> None:
+    for n_prompt, expected in ((1020, False), (1021, True)):
+        done = Done(Usage(n_prompt, 0, 3), Timings(0.0, 0.0, 0.0))
+        fake.script = lambda _, done=done: [Admitted(0.0), TextDelta(0, "x"), Finished(0, "length"), done]
+        assert post(http).json["truncated"] is expected
+
+
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_ends(reason: str, http, fake) -> None:
     done = Done(Usage(1), Timings(0.0, 0.0, 0.0))
@@ -159,6 +166,19 @@ class TestInfill:
         assert self.send(http).json["content"] == "one two three"
         tokenizer = fake._model.tokenizer
         assert fake.requests[0].prompts == (tuple(tokenizer.encode_infill("int x", ";")),)
+
+    def test_request_of_llama_vim(self, http, fake) -> None:
+        """Its fields of 2025, of which none is refused."""
+        body = {
+            "id_slot": 0, "input_extra": [{"text": "int y;", "time": 7, "filename": "a.h"}], "n_predict": 128,
+            "stop": ["\n"], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True,
+            "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+            "response_fields": ["content", "timings/prompt_n", "timings/predicted_per_second", "truncated"],
+        }  # fmt: skip
+        reply = self.send(http, **body)
+        assert reply.status == 200, reply.json
+        assert set(reply.json) == set(body["response_fields"])
+        assert (fake.requests[0].max_tokens, fake.requests[0].min_indent, fake.requests[0].slot) == (128, 4, 0)
 
     def test_other_files(self, http, fake, monkeypatch) -> None:
         tokenizer = fake._model.tokenizer

@@ -299,13 +299,16 @@ class Call:
         call = functools.partial(function, *args, **kwargs)
         return await self.unless_gone(_in_thread(self.server.long_texts, call))
 
-    async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
+    async def model(self, name: str | None, *, loads: bool = False) -> tuple[ModelInfo, Model]:
         """Loaded model of a name, and what the engine knows of it.
 
+        With `loads` it is loaded whatever the settings say of requests.
         It stays loaded until the call ends, or `run` has submitted a request. Waits for the load, and for room where
         other models are in use, up to `load_timeout`. Raises UnknownModelError, LoadingError, DisconnectedError.
         """
         info = self.server.find_model(name)
+        if not (info.loaded or loads or self.settings.autoload):
+            raise BadRequestError(f"the model {info.name!r} is not loaded: POST /models/load loads it", "model")
         if info.name not in self._pins:
             await self.unless_gone(self._pin(info.name))
         self.access.fields["model"] = info.name

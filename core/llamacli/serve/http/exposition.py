@@ -155,7 +155,7 @@ def exposition(stats: EngineStats, http: HttpMetrics, *, llamacpp: bool = False)
 
 
 def _llamacpp_lines(stats: EngineStats) -> Iterator[str]:
-    """Lines under llama-server's names, which prometheus_client does not allow."""
+    """Lines of a scrape under llama-server's names."""
     for name, (kind, text, value) in _LLAMACPP.items():
         numbers = [value(one) for one in stats.models.values()]
         number = float(max(numbers, default=0) if name in _LARGEST else sum(numbers))

@@ -252,6 +252,7 @@ class _Shapes:
         self._request, self._made, self._texts, self._several = request, made, texts, several
         n = made.generation.n * len(made.generation.prompts)
         self._settings = generation_settings(request, made.generation)
+        self._n_ctx = made.info.n_ctx or math.inf
         self._choices = [Choice() for _ in range(n)]
         self._n_tokens = [0] * n
         self._times: dict[str, Any] = {}
@@ -309,7 +310,7 @@ class _Shapes:
             "generation_settings": self._settings,
             "prompt": self._texts[index // self._made.generation.n],
             "has_new_line": "\n" in "".join(choice.text),
-            "truncated": False,
+            "truncated": kind == "limit" and usage.prompt + usage.generated >= self._n_ctx,
             "stop_type": kind,
             "stopping_word": choice.stop_string or "",
             "tokens_cached": usage.prompt + usage.generated,

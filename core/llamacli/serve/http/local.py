@@ -80,11 +80,20 @@ async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
     info = call.server.find_model(call.wanted_model)
     fingerprint, found = call.server.props.get(info.name, ("", None))
-    if found is None or (info.loaded and info.fingerprint != fingerprint):
+    if found is None and not (info.loaded or call.settings.autoload):
+        found = _named(info)
+    elif found is None or (info.loaded and info.fingerprint != fingerprint):
         found = await _props(call)
         info = call.server.find_model(info.name)
         call.server.props[info.name] = info.fingerprint, found
-    await call.respond({**found, "is_sleeping": not info.loaded})  # looking keeps no model awake
+    await call.respond({**found, **_role(call), "is_sleeping": not info.loaded})  # looking keeps no model awake
+
+
+def _role(call: Call) -> dict[str, Any]:
+    """Properties of llama-server's router, where there are several models."""
+    if len(call.server.engine.models()) == 1:
+        return {}
+    return {"role": "router", "max_instances": call.settings.models_max, "models_autoload": call.settings.autoload}
 
 
 async def _props(call: Call) -> dict[str, Any]:
@@ -99,13 +108,17 @@ async def _props(call: Call) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": n_ctx, "params": params},
         "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
         "total_slots": call.settings.total_slots,
-        "model_alias": info.name,
-        "model_path": PurePath(info.path).name,
         "chat_template": template,
         "modalities": {"vision": info.sees, "audio": False},
         "n_ctx": n_ctx,
-        "build_info": f"llamacli {version()}",
+        **_named(info),
     }
+
+
+def _named(info: ModelInfo) -> dict[str, Any]:
+    """Properties that need no loaded model."""
+    names = {"model_alias": info.name, "model_path": PurePath(info.path).name}
+    return {**names, "build_info": f"b0-llamacli-{version()}"}
 
 
 def _described(one: Parameter) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def llamacpp_progress(progress: PromptProgress) -> dict[str, Any]:
 
 
 def progress_timings(progress: PromptProgress) -> dict[str, Any]:
-    """Progress of the prompt in the shape of llama-server's API."""
+    """Numbers and times within the prompt, in the shape of llama-server's API."""
     return llamacpp_timings(Usage(progress.processed, progress.cached), Timings(0.0, progress.seconds, 0.0))
 
 

@@ -30,6 +30,7 @@ class HttpSettings:
       them; None is a random seed, and no limit of the server's own.
     - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
+    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
@@ -65,6 +66,8 @@ class HttpSettings:
     system: str = ""
     stop: tuple[str, ...] = ()
     reasoning: bool = True
+    autoload: bool = True
+    models_max: int = 1
     any_model: bool = False
     strict: bool = False
     slots: bool = False

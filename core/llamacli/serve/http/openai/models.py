@@ -28,7 +28,7 @@ async def model(call: Call) -> None:
 
 async def load(call: Call, request: ModelName) -> None:
     """Load a model, as llama-server's router."""
-    await call.model(_known(call, request.model).name)
+    await call.model(_known(call, request.model).name, loads=True)
     await call.respond({"success": True})
 
 
