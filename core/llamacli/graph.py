@@ -24,9 +24,11 @@ from llamacli.ops.clamp import clamp
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
 from llamacli.ops.decoder import Decoder, decoder
+from llamacli.ops.deepstack import Deepstack, deepstack
 from llamacli.ops.div import div
 from llamacli.ops.embed import Embed, embed
 from llamacli.ops.gated import gated, geglu, swiglu
+from llamacli.ops.grid_positions import grid_positions
 from llamacli.ops.layer_norm import layer_norm
 from llamacli.ops.linear import linear
 from llamacli.ops.linear_state import linear_state
@@ -72,10 +74,12 @@ class Graph(Recorder):
     columns = columns
     concat = concat
     decoder = decoder
+    deepstack = deepstack
     div = div
     embed = embed
     gated = gated
     geglu = geglu
+    grid_positions = grid_positions
     layer_norm = layer_norm
     linear = linear
     linear_state = linear_state
@@ -148,6 +152,12 @@ class Graph(Recorder):
     def embedding(self) -> Embed | None:
         """Lookup of the tokens' embeddings, whose rows inputs may give."""
         return next((op for op in self.ops if isinstance(op, Embed) and op.placeholder is None), None)
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of embeddings given as inputs, 0 without a lookup."""
+        n_parts = 1 + max((op.part for op in self.ops if isinstance(op, Deepstack)), default=0)
+        return n_parts * self.embedding.out.width if self.embedding else 0
 
     @property
     def reads_hidden(self) -> bool:

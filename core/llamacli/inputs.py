@@ -103,13 +103,14 @@ class Inputs:
         return cls(_frozen(checked), made, table, _frozen(at), placed, ranges)
 
     @staticmethod
-    def keys_of(keys: Sequence[int], *, bidirectional: bool = False) -> list[int]:
-        """Content keys of rows of embeddings with these `keys`.
+    def keys_of(keys: Sequence[int], *, bidirectional: bool = False, positions: Ids | None = None) -> list[int]:
+        """Content keys of rows of embeddings with these `keys` and `positions`.
 
         They are those of `Inputs.of`, without the rows. With `bidirectional`, the rows are one span.
         """
         n = len(keys)
-        return _content_keys(np.zeros(n, np.int32), None, np.arange(n), None, ((0, n),) if bidirectional else (), keys)
+        spans = ((0, n),) if bidirectional else ()
+        return _content_keys(np.zeros(n, np.int32), None, np.arange(n), positions, spans, keys)
 
     def __len__(self) -> int:
         return len(self.ids)

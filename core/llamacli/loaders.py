@@ -136,7 +136,23 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
             with plugin_errors(f"loader {loader.name!r}"):
                 return loader.open(path)
     known = ", ".join(["GGUF", *(loader.name for loader in loaders)])
-    raise ModelFormatError(f"{path}: not a model file of a known format ({known})")
+    raise ModelFormatError(f"{path}: {_beginning(path) or f'not a model file of a known format ({known})'}")
+
+
+def _beginning(path: Path) -> str | None:
+    """Fault of a download, recognised by the file's first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(512).lstrip().lower()
+    except OSError as error:
+        return f"cannot read the file: {error.strerror}"
+    if not start:
+        return "the file is empty: was its download interrupted?"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the model: `git lfs pull` in its folder fetches the file"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "an HTML page, not a model: download the file itself, at an address with /resolve/ instead of /blob/"
+    return None
 
 
 def _matches(loader: Loader, path: Path) -> bool:

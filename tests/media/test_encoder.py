@@ -23,7 +23,9 @@ from oracle.goldens import DIRECTORY, nmse, sha256
 from oracle.media import AFTER, BEFORE, N_CTX
 
 GOLDEN = np.load(DIRECTORY / "media.npz")
-LOGITS = {"gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3}
+LOGITS = {
+    "gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3, "qwen3vl": 5e-8, "qwen35": 3e-7,
+}  # fmt: skip
 """Bounds of the logits' NMSE beside 1e-8: the peer reads GELU from a float16 table, and rounds what it multiplies by
 weights of F16 and Q8_0."""
 
@@ -72,7 +74,7 @@ def test_embeddings_are_those_of_the_peer(tmp_path: Path, name: str, engine: Eng
     with closing(encoder_of(path, name, engine, QuantMode.AUTO if is_rounded else QuantMode.FP32)) as encoder:
         for picture, size in PICTURES.items():
             found = nmse(GOLDEN[f"{name} {picture} rows"], embeddings(encoder, drawn(*size)))
-            assert found < (2e-4 if is_rounded else 5e-8)
+            assert found < (2e-4 if is_rounded else 2e-7)
 
 
 @pytest.mark.parametrize("name", CASES)

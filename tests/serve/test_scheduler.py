@@ -29,6 +29,7 @@ from llamacli.serve.requests import (
     PromptLogprobs,
     PromptProgress,
     TextDelta,
+    TokenTimings,
 )
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
@@ -42,14 +43,25 @@ def test_events_of_one_request() -> None:
     simulation.run()
     events = kinds(simulation, "a")
     assert events[0] is Admitted
-    assert events[1] is PromptProgress
-    assert set(events[2:-2]) == {TextDelta}
+    assert events[1:3] == [PromptProgress] * 2  # before the prompt and after it
+    assert set(events[3:-2]) == {TextDelta}
     assert events[-2:] == [Finished, Done]
     done = last(simulation, "a")
     assert (done.usage.prompt, done.usage.cached) == (20, 0)
     assert simulation.program.calls[0] == [20]
     assert all(call == [1] for call in simulation.program.calls[1:])
     assert done.usage.generated in (len(simulation.program.calls), len(simulation.program.calls) - 1)
+
+
+def test_times_of_each_token() -> None:
+    simulation = Simulation()
+    simulation.submit(request("a", timed=True, max_tokens=4, params=SamplingParams(), ignore_eos=True))
+    simulation.run()
+    times = [event for event in simulation.events["a"] if isinstance(event, TokenTimings)]
+    assert [one.usage.generated for one in times] == [1, 2, 3, 4]
+    seconds = [one.timings.generate_s for one in times]
+    assert (seconds[0], sorted(set(seconds))) == (0.0, seconds)
+    assert last(simulation, "a").timings.generate_s >= seconds[-1]
 
 
 def test_long_prompt_comes_in_pieces_with_progress() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
-from llamacli.chat.context import Evaluated
+from llamacli.chat.context import Evaluated, n_positions
 from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, MediaError
 from llamacli.inputs import Inputs
@@ -86,10 +87,11 @@ def media_inputs(parts: Sequence[Evaluated], n_kept: int, encoder: Callable[[], 
     """
     ids: list[int] = []
     tables, rows, keys, spans = [], list[int](), list[int](), list[tuple[int, int]]()
-    start = 0
+    placed: dict[int, npt.NDArray[np.int32]] = {}
+    start = position = 0
     for one in parts:
-        stop, first = start + len(one.ids), max(0, n_kept - start)
-        start = stop
+        stop, first, own = start + len(one.ids), max(0, n_kept - start), position
+        start, position = stop, position + n_positions(one)
         if first >= len(one.ids):
             continue
         if not isinstance(one.part, Tile):
@@ -100,7 +102,13 @@ def media_inputs(parts: Sequence[Evaluated], n_kept: int, encoder: Callable[[], 
         rows += range(at, at + len(one.ids))
         keys += one.part.row_keys
         spans += [(at, at + len(one.ids))] if loaded.is_bidirectional else []
+        if (places := one.part.positions(own)) is not None:
+            placed[at] = places
         ids += [0] * len(one.ids)
     if not tables:
         return None
-    return Inputs.of(ids, embeddings=np.concatenate(tables), rows=rows, keys=keys, spans=spans)
+    positions = np.full((len(ids), 3), -1, np.int32) if placed else None
+    for at, places in placed.items():
+        assert positions is not None
+        positions[at : at + len(places)] = places
+    return Inputs.of(ids, embeddings=np.concatenate(tables), rows=rows, keys=keys, spans=spans, positions=positions)

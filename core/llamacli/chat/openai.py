@@ -48,8 +48,17 @@ def tool_use(
     return ToolUse(tools, choice == "required", parallel) if tools and choice != "none" else None
 
 
-def schema_of(response_format: Mapping[str, Any] | None) -> Json | bool | None:
-    """JSON Schema of a `response_format`. Raises FieldError."""
+def schema_of(response_format: Any) -> Json | bool | None:
+    """JSON Schema of a `response_format`, which may be a Pydantic model.
+
+    Raises FieldError.
+    """
+    if hasattr(response_format, "model_json_schema"):
+        return checked_schema(response_format.model_json_schema())
+    if response_format is not None and not isinstance(response_format, Mapping):
+        raise FieldError(
+            f"response_format must be an object or a Pydantic model, not {response_format!r}", "response_format"
+        )
     kind = "text" if response_format is None else response_format.get("type")
     if kind not in FORMATS:
         allowed = "it must be text, json_object or json_schema"

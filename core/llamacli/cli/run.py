@@ -20,7 +20,7 @@ from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.errors import InvalidRequestError, ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -41,7 +41,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     options.lora_option,
     option(
         "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
-        help="Show the model a picture before the prompt; may be given several times. Needs the extra `media`.",
+        help="Show the model a picture before the prompt; may be given several times.",
     ),
     option(
         "-mm", "--mmproj", type=PATH, metavar="FILE",

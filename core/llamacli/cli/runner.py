@@ -13,7 +13,7 @@ import click
 
 from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, shown
 from llamacli.cli.conversations import Conversation, conversation_log
-from llamacli.cli.functions import Functions, load_functions
+from llamacli.cli.functions import load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs, write_heat
 from llamacli.cli.options import warn_of_long_context
@@ -225,7 +225,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
             )  # fmt: skip
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
-                chat, options.prompt, params, images=options.images, functions=functions, on_start=log_start,
+                chat, options.prompt, params, images=options.images, on_start=log_start,
                 on_piece=None if options.json else shown(),
             )  # fmt: skip
             fields = reply_as_json(chat)
@@ -233,7 +233,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
                 number = None if logged is None else logged.id
                 conversation_log().save(Conversation(options.model, chat.system, chat.variables, chat.history, number))
         else:
-            repl = repl or _create_repl(options, chat, params, functions, seed, logged)
+            repl = repl or _create_repl(options, chat, params, seed, logged)
             for image in options.images:
                 repl.attach(image)
             wanted = repl.run(chat, params, options.model, _about(options, model, session))
@@ -252,7 +252,6 @@ def _create_repl(
     options: RunOptions,
     chat: ChatSession,
     params: SamplingParams,
-    functions: Functions,
     seed: int,
     logged: Conversation | None,
 ) -> Repl:
@@ -263,7 +262,7 @@ def _create_repl(
 
     log = options.chat.log or logged is not None
     settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log, draft_max=options.draft_max)
-    return Repl(settings, shift=options.chat.context_shift, functions=functions, logged=logged)
+    return Repl(settings, shift=options.chat.context_shift, logged=logged)
 
 
 def _check(session: Session, params: SamplingParams) -> None:

@@ -33,7 +33,7 @@ from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
@@ -237,7 +237,7 @@ _GROUPS = {
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
-            "localhost: any on this machine. *: any, without keys only.",
+            "localhost: any on this machine. *: any.",
         ),
         option(
             "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
@@ -264,8 +264,12 @@ _GROUPS = {
         ),
         option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
+        option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
-        option("--log-texts", is_flag=True, help="Log the bodies of requests."),
+        option(
+            "--log-texts", is_flag=True,
+            help="Log the bodies of requests, and add __verbose to replies: the prompt as the model reads it.",
+        ),
     ),
     "Ray cluster": (
         option(
@@ -309,9 +313,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
     A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
     clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
-    for; --lora and --draft are for the first. SIGTERM lets running requests end. Needs the extra `serve`.
+    for; --lora and --draft are for the first. SIGTERM lets running requests end.
     """
-    _expect_packages(_NEEDED, "serve")
+    _expect_packages(_NEEDED, "serve", "llamacli")
     with working("starting the server"):
         from llamacli.serve.engine import LocalEngine
         from llamacli.serve.http.server import HttpServer, listening
@@ -416,8 +420,6 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         make_own_folder(Path(given["slot_save_path"]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
-    if keys and "*" in given["cors_origins"]:
-        raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
     if (certificate is None) != (key is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file need each other.")
@@ -425,7 +427,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if files is not None:
         expect_certificate(files)
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "llamacpp_metrics",
+             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
              "log_texts", "reasoning")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
@@ -473,7 +475,7 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
     """
     if given["draft"] not in (None, MTP):
         raise click.UsageError("--ray has no draft models; --lookup and --draft mtp draft without one.")
-    _expect_packages(("ray",), "ray", "serve --ray")
+    _expect_packages(("ray",), "serve --ray", "'llamacli[ray]'")
     from llamacli.serve.ray.engine import RayEngine
     from llamacli.serve.ray.settings import RaySettings
 
@@ -504,12 +506,12 @@ def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Ex
     return None
 
 
-def _expect_packages(names: Sequence[str], extra: str, command: str = "serve") -> None:
+def _expect_packages(names: Sequence[str], command: str, distribution: str) -> None:
     import importlib.util
 
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install 'llamacli[{extra}]'")
+        raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install {distribution}")
 
 
 def _log_requests() -> None:

@@ -241,8 +241,8 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
             raise InvalidRequestError(f"token {ids.max()} is not an id from 0 to {embedding.table.shape[0] - 1}")
     if inputs.embeddings is not None:
         width = inputs.embeddings.shape[1]
-        if embedding is None or width != embedding.out.width:
-            expected = "takes none" if embedding is None else f"has embeddings of {embedding.out.width}"
+        if embedding is None or width != graph.embedding_width:
+            expected = "takes none" if embedding is None else f"has embeddings of {graph.embedding_width}"
             raise InvalidRequestError(f"embeddings have rows of {width} numbers, and the model {expected}")
     if inputs.positions is not None and inputs.positions.shape[1] > graph.n_components:
         raise InvalidRequestError(

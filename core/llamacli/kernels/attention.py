@@ -34,15 +34,16 @@ STORE = record(
 
 ATTENTION = record(
     "q", "q_stride", "out", "out_stride", "layer", "n_head_kv", "group", "head_dim", "value_dim", "scratch",
-    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross", "partials",
-    "partial_bytes", scale=np.float32, softcap=np.float32,
+    "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross", "firsts",
+    "firsts_stride", "partials", "partial_bytes", scale=np.float32, softcap=np.float32,
 )  # fmt: skip
 """`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
 A token sees `window` positions, its own included, but none before the last multiple of `chunk`; besides, the `n_after`
 positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0, and so
 may `bias`, float32 [n_head, 2 * (max_distance + PAGE)], which is added to scores by distance: -(max_distance + PAGE) is
-the first. With `cross`, tokens see the encoder's text, else only what is behind it. `partials`, which may be 0, is the
-address of `partial_bytes` bytes, for the sums of chunks that other threads computed."""
+the first. With `cross`, tokens see the encoder's text, else only what is behind it. `firsts` may be 0: an int64 a row,
+the first cell that it sees. `partials`, which may be 0, is the address of `partial_bytes` bytes, for the sums of chunks
+that other threads computed."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
@@ -107,9 +108,9 @@ def _with_prefetch(
     b: ir.Builder, count: ir.Value, n_bytes: int, ahead: ir.Value, carried: list[ir.Value],
     body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:  # fmt: skip
-    """Emit a loop of `count` iterations that reads `n_bytes` in each, and prefetches as many.
+    """Emit a counted loop that prefetches as much as it reads.
 
-    One cache line at a time: the processor waits for few lines at once, and a burst would hold up its own loads.
+    An iteration reads `n_bytes`. One cache line at a time: the processor waits for few lines at once, and a burst would hold up its own loads.
     """
     n_lines, together = -(-n_bytes // _LINE), max(1, _LINE // n_bytes)
 
@@ -336,21 +337,30 @@ def _stride(n_dims: Any) -> Any:
 
 @njit(inline="always")
 def _end_of_rows(rows: Any, row: Any, stop: Any, most: Any) -> Any:
-    """End of a row's successors of the same sequence, `most` rows at most."""
+    """End of the rows of a row's sequence, at most `most`."""
     end = row + 1
     while end < stop and end < row + most and rows[end].kv == rows[row].kv:
         end += 1
     return end
 
 
+@njit(inline="always")
+def _first_of_span(a: Any, row: Any, first_cell: Any) -> Any:
+    """First cell that a row sees, in its span if any."""
+    if a.firsts:
+        return max(first_cell, simd.read_i64(a.firsts + row * a.firsts_stride))
+    return first_cell
+
+
 @njit
 def _tiles_seen(args: Any, run: Any, row: Any, end: Any) -> Any:
-    """First tile that some rows of a sequence see, and the end of the last."""
+    """First tile that rows of a sequence see, and the last's end."""
     a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
     rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
     first_cell, stop = rows[row].n_encoded, rows[row].end
     if a.cross:
         first_cell, stop = np.int64(0), first_cell
+    first_cell = _first_of_span(a, row, first_cell)
     n_seen = min(stop, rows[row].cell + end - row + max(a.n_after, rows[end - 1].n_ahead))
     first = first_seen(rows[row].cell, a.window, a.chunk, first_cell) // TILE
     return first, max(first + 1, -(-n_seen // TILE))
@@ -365,7 +375,10 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
     @njit(inline="always")
     def dims_of_sums(head_dim: Any, value_dim: Any) -> Any:
-        """Dimensions of keys or values to sum. Keys are rotated in blocks, which are summed whole."""
+        """Dimensions of keys or values to sum.
+
+        Keys are rotated in blocks, which are summed whole.
+        """
         if values_in_keys and rotates_k:
             block = head_dim & -head_dim
             return -(-value_dim // block) * block
@@ -405,9 +418,9 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
         args: Any, run: Any, state: Any, scores: Any, start: Any, first_row: Any, n_tokens: Any, head_kv: Any,
         first_head: Any, heads: Any, turn: Any, n_turns: Any,
     ) -> None:  # fmt: skip
-        """Add the cells from `start` on to the sums of some tokens, in some heads that share one of keys.
+        """Add a tile of cells to the sums of some tokens.
 
-        A turn of `n_turns` prefetches its part of the next tile, in the order of memory; one of -1 none.
+        It begins at cell `start`; the tokens' heads share one of keys. A turn of `n_turns` prefetches its part of the next tile, in the order of memory; one of -1 none.
         """
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
@@ -416,7 +429,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
         if a.cross:
             first_cell, end = np.int64(0), first_cell
         n_seen = min(end, cell + n_tokens + max(a.n_after, rows[first_row + n_tokens - 1].n_ahead))
-        begin = max(0, first_seen(cell, a.window, a.chunk, first_cell) // PAGE - start // PAGE)
+        nearest = _first_of_span(a, first_row, first_cell)
+        begin = max(0, first_seen(cell, a.window, a.chunk, nearest) // PAGE - start // PAGE)
         n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
         if begin >= n_pages:
             return
@@ -456,7 +470,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
             own = cell + i // heads
             n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
             seen = min(end, own + 1 + n_after) - start
-            unseen = first_seen(own, a.window, a.chunk, first_cell) - start
+            nearest = _first_of_span(a, first_row + i // heads, first_cell)
+            unseen = first_seen(own, a.window, a.chunk, nearest) - start
             head, slope = first_head + i % heads, np.float32(0)
             if a.slopes:
                 slope = simd.read_f32(a.slopes + 4 * head)
@@ -471,8 +486,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                     distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
                     score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
                 if a.bias:
-                    nearest = max(start + page * PAGE - own, -(a.max_distance + PAGE))
-                    place = (2 * head + 1) * (a.max_distance + PAGE) + min(nearest, a.max_distance)
+                    distant = max(start + page * PAGE - own, -(a.max_distance + PAGE))
+                    place = (2 * head + 1) * (a.max_distance + PAGE) + min(distant, a.max_distance)
                     score = simd.add(score, simd.load(a.bias + 4 * place))
                 score = simd.first_lanes(score, seen - page * PAGE, lowest)
                 if unseen > page * PAGE:
@@ -544,7 +559,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
     @njit
     def add_chunk(total: Any, ends: Any, out: Any, out_ends: Any, out_stride: Any) -> None:
-        """Add a row's sums of a chunk to those of the chunks before."""
+        """Add a row's sums of a chunk to its totals."""
         weight = simd.read_f32(out_ends + _SUM)
         if weight == np.float32(0):  # no cell seen
             return
@@ -575,9 +590,9 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
         args: Any, run: Any, scratch: Any, first_row: Any, last_row: Any, first_unit: Any, last_unit: Any,
         first_tile: Any, last_tile: Any, counters: Any, partials: Any, chunk: Any, n_chunks: Any,
     ) -> None:  # fmt: skip
-        """Attention of some rows of a sequence to some tiles, in some units of heads.
+        """Attention of some rows of a sequence to some tiles.
 
-        With `partials`, these are the tiles of a chunk, one of n_chunks, and their sums are written there.
+        It computes some units of heads. With `partials`, these are the tiles of a chunk, one of n_chunks, and their sums are written there.
         """
         a = carray(simd.pointer(args), 1, ATTENTION)[0]
         n_heads = min(a.group, MAX_QUERY_ROWS)

@@ -51,6 +51,9 @@ class MediaEncoder(Architecture):
     is_bidirectional: bool = False
     """True if the tokens of a tile attend to each other in both directions in the language model."""
 
+    has_grid: bool = False
+    """True if the tokens of a tile have positions of rows and columns in the language model (M-RoPE)."""
+
     transposed: tuple[str, ...] = ()
     """Names of matrices that files store as (n_in, n_out)."""
 
@@ -62,18 +65,49 @@ class MediaEncoder(Architecture):
         tokens in the text are parsed.
         """
 
+    def windows(self, rows: int, columns: int, config: Any) -> list[list[int]]:
+        """Windows of a tile, in which attention with `spans` stays.
+
+        Each is a list of tokens of the language model, numbered from left to right and from top to bottom; together
+        they have every token once.
+        """
+        return []
+
 
 @attrs.frozen
 class Tile:
     """A tile of a picture; equal if the rows of embeddings are.
 
     `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels` are None in
-    one that was evaluated by another process.
+    one that was evaluated by another process. `grid`, its rows and columns of tokens, is that of M-RoPE, else None;
+    then `ids` are those at position 0.
     """
 
     key: bytes
     ids: tuple[int, ...] = attrs.field(eq=False, repr=False)
     pixels: Pixels | None = attrs.field(eq=False, repr=False, default=None)
+    grid: tuple[int, int] | None = attrs.field(eq=False, default=None)
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of the language model that it takes."""
+        return max(self.grid) if self.grid else len(self.ids)
+
+    def positions(self, first: int) -> npt.NDArray[np.int32] | None:
+        """Positions of its rows (time, height, width), int32 [n, 3].
+
+        They begin with `first`; None without a grid.
+        """
+        if self.grid is None:
+            return None
+        places = np.indices(self.grid, np.int32).reshape(2, -1)
+        return first + np.stack([np.zeros_like(places[0]), *places], -1)
+
+    def ids_at(self, first: int) -> tuple[int, ...]:
+        """Content keys of its rows from position `first` on."""
+        if self.grid is None:
+            return self.ids
+        return tuple(Inputs.keys_of(self.row_keys, positions=self.positions(first)))
 
     @property
     def row_keys(self) -> list[int]:
@@ -85,7 +119,7 @@ class LoadedEncoder:
     """A media encoder with the weights of its file. Made by `compile_encoder`.
 
     - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
-    - `n_embd`: the width of its rows; `is_bidirectional`: see `MediaEncoder`.
+    - `n_embd`: the width of its rows, those of deepstack included; `is_bidirectional`: see `MediaEncoder`.
     - `config`, `metadata`: its hyperparameters, and every key of its file.
 
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
@@ -118,14 +152,20 @@ class LoadedEncoder:
             if isinstance(part, str):
                 found.append(part)
                 continue
-            n_patches, rest = divmod(part.shape[0] * part.shape[1], c.patch_size**2)
-            if rest or n_patches % n_merged or not 0 < n_patches <= (self.program.graph.n_batch or 0):
+            n_patches = part.shape[0] * part.shape[1] // c.patch_size**2
+            side = c.patch_size * c.n_merge
+            if part.shape[0] % side or part.shape[1] % side or not 0 < n_patches <= c.max_patches:
                 raise PluginError(
-                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches"
+                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches, or more "
+                    f"than {c.max_patches}"
                 )
             key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
             keys = _row_keys(key, n_patches // n_merged)
-            found.append(Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part))
+            tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
+            if self._encoder.has_grid:
+                tile = attrs.evolve(tile, grid=(part.shape[0] // side, part.shape[1] // side))
+                tile = attrs.evolve(tile, ids=tile.ids_at(0))
+            found.append(tile)
         return found
 
     def encode(self, tile: Tile) -> Rows:
@@ -145,13 +185,22 @@ class LoadedEncoder:
         c = self.config
         assert tile.pixels is not None
         patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
-        n = len(patches)
-        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), numbers[:, None])
+        n, columns = len(patches), tile.pixels.shape[1] // c.patch_size
+        side = c.patch_size * c.n_merge
+        with plugin_errors(f"media encoder {self.projector!r}"):
+            windows = self._encoder.windows(tile.pixels.shape[0] // side, tile.pixels.shape[1] // side, c)
+        order = np.array([token for window in windows for token in window] or range(len(tile.ids)))
+        grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
+        patches, numbers = patches[grouped], numbers[grouped]
+        stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
+        spans = tuple(zip([0, *stops], stops, strict=False))
+        positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
             with np.errstate(all="ignore"):
                 rows = self.program.forward(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
-        rows = np.ascontiguousarray(rows)
+        rows = np.ascontiguousarray(rows[np.argsort(order)])
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
         rows.flags.writeable = False
@@ -187,10 +236,10 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
         view = _Matrices(file, encoder.transposed)
         weights = encoder.tensors(config).bind(view)
         graph = trace(encoder, config, weights)
-        graph.n_batch = config.n_patches
+        graph.n_batch = config.max_patches
         if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
             raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
-        if graph.ops[-1].out.width != config.n_embd_text:
+        if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
                 f"{file.path}: clip.vision.projection_dim = {config.n_embd_text}, and the projector makes rows of "
                 f"{graph.ops[-1].out.width}"

@@ -210,7 +210,7 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
 
 def _version() -> str:
     try:
-        return importlib.metadata.version("llamacli")
+        return importlib.metadata.version("llamacli-core")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         return "0"
 

@@ -84,7 +84,7 @@ class GenerationRequest:
       limit.
     - `reply`: format of a chat reply; None leaves the text whole.
     - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
-    - `progress`: send `PromptProgress`.
+    - `progress`: send `PromptProgress`. `timed`: send `TokenTimings`.
     - `key`: the API key, or what else separates clients: keys take turns.
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     - `slot`: number under which the text can be saved, restored and erased, None for none.
@@ -109,6 +109,7 @@ class GenerationRequest:
     reply: ReplyFormat | None = None
     prompt_logprobs: int | None = None
     progress: bool = False
+    timed: bool = False
     key: str = ""
     adapters: AdapterScales = ()
     draft_max: int | None = None
@@ -153,6 +154,7 @@ class PromptProgress:
     """Progress of the prompts of a request, in tokens.
 
     Of `total` tokens, `cached` came from the prefix cache and `processed` are done, cached ones too, after `seconds`.
+    The first comes before anything is evaluated.
     """
 
     total: int
@@ -261,6 +263,14 @@ class Timings:
 
 
 @attrs.frozen
+class TokenTimings:
+    """Numbers and times of a request so far, before the text of a token."""
+
+    usage: Usage
+    timings: Timings
+
+
+@attrs.frozen
 class Done:
     """Last event of a request that has succeeded."""
 
@@ -278,6 +288,7 @@ class Failed:
 Event = (
     Admitted
     | PromptProgress
+    | TokenTimings
     | TextDelta
     | ArgumentsDelta
     | ToolCallDelta

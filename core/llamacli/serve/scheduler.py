@@ -357,6 +357,7 @@ class Scheduler:
         self.cost.observe(n_rows, seconds)
         self.counters.observe("step_seconds", seconds)
         self.counters.observe("step_rows", n_rows)
+        self.counters.observe("step_sequences", len(plan))
         for (sequence, n), rows in zip(plan, results, strict=True):
             if sequence.request.closed or sequence not in self.running.sequences:
                 continue  # another choice of the request has failed
@@ -500,7 +501,7 @@ class Scheduler:
             if isinstance(token, Exception):
                 raise token
             self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
-            self._lifecycle.emit(request, *sequence.take(token))
+            self._lifecycle.emit_text(request, sequence.take(token))
             if text.finished is None:
                 return sequence.advance(token)
             sequence.settle()

@@ -15,6 +15,7 @@ from llamacli.serve.requests import (
     TextDelta,
     Timings,
     TokenLogprob,
+    TokenTimings,
     Usage,
 )
 from llamacli.serve.requests import Embedding as Vector
@@ -50,7 +51,7 @@ def test_completion(http, fake) -> None:
     assert (settings["seed"], settings["n_predict"], settings["temperature"]) == (3, -1, 0.25)
     assert settings["logit_bias"] == [{"token": 5, "bias": None}]
     assert body["prompt"] == "<|begin|>Once"
-    assert body["timings"]["predicted_per_token_ms"] == 100
+    assert body["timings"]["predicted_per_token_ms"] == 200  # the first token is the prompt's
     assert "completion_probabilities" not in body
     assert post(http, return_tokens=True).json["tokens"] == [7, 9]
 
@@ -93,6 +94,24 @@ def test_stream(http, fake) -> None:
     assert len(deltas[0]["completion_probabilities"]) == 1
     assert (last["content"], last["stop"], last["has_new_line"], last["tokens"]) == ("", True, True, [])
     assert "completion_probabilities" not in last
+
+
+def test_times_of_each_token(http, fake) -> None:
+    times = [TokenTimings(Usage(4, 1, n), Timings(0.0, 0.5, 0.25 * (n - 1))) for n in (1, 2)]
+    pairs = zip(times, TOKENS, strict=True)
+    texts = [[one, TextDelta(0, token.piece.decode(), tokens=(token,))] for one, token in pairs]
+    progress = [PromptProgress(4, 1, 1, 0.0), PromptProgress(4, 1, 4, 0.5)]
+    fake.script = lambda request: [Admitted(0.0), *progress, *texts[0], *texts[1], *script(request)[3:]]
+    first, second, *deltas, last = post(http, stream=True, timings_per_token=True, return_progress=True).events
+    assert [one["prompt_progress"]["processed"] for one in (first, second)] == [1, 4]
+    assert [(one["timings"]["prompt_n"], one["timings"]["prompt_ms"]) for one in (first, second)] == [(0, 0), (3, 500)]
+    assert [(one["timings"]["predicted_n"], one["timings"]["predicted_per_second"]) for one in deltas] == [
+        (1, 0.0), (2, 4.0)
+    ]  # fmt: skip
+    assert last["timings"]["predicted_ms"] == 200
+    assert fake.requests[0].timed
+    post(http, timings_per_token=True)
+    assert not fake.requests[1].timed
 
 
 def test_fields_of_the_response(http) -> None:

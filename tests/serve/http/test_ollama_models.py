@@ -15,10 +15,10 @@ import pytest
 import hub_server
 from http_server import Served, wait_for
 from llamacli.gguf import open_gguf
+from llamacli.hub.demo import demo_path
 from llamacli.serve.catalogue import Catalogue
 from llamacli.serve.http import ollama_models
 from llamacli.serve.requests import Preset
-from llamacli.tools.demo import demo_path
 
 NAME = "user/repo:Q8_0"
 HI = [{"role": "user", "content": "hi"}]

@@ -145,6 +145,8 @@ async def health(call: Call) -> None:
 async def metrics(call: Call) -> None:
     """Metrics for Prometheus."""
     server = call.server
+    if not call.settings.metrics:
+        raise NotSupportedError("this server shows no metrics; start it with --metrics")
     text = exposition(server.engine.stats(), server.metrics, llamacpp=call.settings.llamacpp_metrics)
     headers = {"process-start-time-unix": str(int(server.metrics.started))}
     await call.respond_bytes(text, CONTENT_TYPE, headers=headers)
@@ -181,7 +183,7 @@ def _slots(model: ModelStats, n: int) -> Iterator[dict[str, Any]]:
 def version() -> str:
     """Version of this package, "unknown" if it is not installed."""
     try:
-        return importlib.metadata.version("llamacli")
+        return importlib.metadata.version("llamacli-core")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

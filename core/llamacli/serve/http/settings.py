@@ -34,8 +34,8 @@ class HttpSettings:
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
     - `props`: let `POST /props` change the defaults of requests.
-    - `llamacpp_metrics`: repeat metrics under llama-server's names.
-    - `log_texts`: log the bodies of requests.
+    - `metrics`: serve `/metrics`. `llamacpp_metrics`: repeat metrics under llama-server's names.
+    - `log_texts`: log the bodies of requests, and let replies have `__verbose` by default.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
     - `page`: folder of static files to serve at `/`, None for none.
     """
@@ -66,6 +66,7 @@ class HttpSettings:
     slots: bool = False
     slot_folder: Path | None = None
     props: bool = False
+    metrics: bool = True
     llamacpp_metrics: bool = False
     log_texts: bool = False
     catalogue: Path | None = None

@@ -12,7 +12,7 @@ from llamacli.chat.openai import text_of_parts
 from llamacli.serve.errors import BadRequestError, ServeError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.generation import prepared
-from llamacli.serve.http.replies import call_id
+from llamacli.serve.http.replies import call_id, llamacpp_progress, llamacpp_timings, progress_timings
 from llamacli.serve.http.schemas.chat import (
     CallOfTool,
     ChatMessage,
@@ -33,7 +33,9 @@ from llamacli.serve.requests import (
     Finished,
     GenerationRequest,
     ModelInfo,
+    PromptProgress,
     TextDelta,
+    TokenTimings,
     ToolCallDelta,
     Usage,
 )
@@ -77,6 +79,9 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         tool_choice=choice if choice is None or isinstance(choice, str) else ToolChoice(function=_name(choice.name)),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        stream=request.stream,
+        timings_per_token=request.timings_per_token,
+        return_progress=request.return_progress,
     )
 
 
@@ -177,6 +182,7 @@ class ResponseShapes:
         self._number = 0
         self._status = "in_progress"
         self._usage: Usage | None = None
+        self._times: dict[str, Any] = {}
 
     def response(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -222,6 +228,13 @@ class ResponseShapes:
     def events(self, one: Event) -> Iterator[dict[str, Any]]:
         """Events of an event of the engine."""
         match one:
+            case PromptProgress():
+                if self._request.timings_per_token:
+                    self._times = {"timings": progress_timings(one)}
+                progress = llamacpp_progress(one)
+                yield self._event("response.in_progress", response=self.response(), prompt_progress=progress)
+            case TokenTimings():
+                self._times = {"timings": llamacpp_timings(one.usage, one.timings)}
             case TextDelta() if one.text:
                 kind = "reasoning" if one.reasoning else "message"
                 if not self._is_open or self._output[-1]["type"] != kind:
@@ -241,6 +254,8 @@ class ResponseShapes:
                 yield from self._close()
             case Done():
                 self._usage = one.usage
+                if self._times:
+                    self._times = {"timings": llamacpp_timings(one.usage, one.timings)}
                 if self._status == "in_progress":
                     self._status = "completed"
                 yield self._event(f"response.{self._status}", response=self.response())
@@ -327,4 +342,4 @@ class ResponseShapes:
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **fields}
+        return {"type": kind, "sequence_number": self._number - 1, **self._times, **fields}

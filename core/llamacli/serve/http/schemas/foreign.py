@@ -55,7 +55,6 @@ _PEER: Foreign = {
     "backend_sampling": "where samplers run does not change texts",
     "speculative.n_min": "drafts do not change texts",
     "speculative.p_min": "drafts do not change texts",
-    "verbose": "responses have no `__verbose`",
     "min_keep": Refused(_CHAIN),
     "n_indent": Refused("give it to /completion"),
     "post_sampling_probs": Refused("give it to /completion"),

@@ -95,7 +95,7 @@ _STATELESS = Refused("this server keeps no conversations")
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    """Request of `/v1/responses`."""
+    """Request of `/v1/responses`; `timings_per_token` and `return_progress` are llama.cpp's."""
 
     foreign: ClassVar[Foreign] = {
         **GENERATION,
@@ -104,8 +104,7 @@ class ResponsesRequest(Sampling, kw_only=True):
         "stream_options": "events are not padded",
         "truncation": Refused("prompts are not truncated", ("disabled",)),
         "max_tool_calls": Refused("the client calls tools"),
-        **dict.fromkeys(("top_logprobs", "return_progress", "timings_per_token"),
-                        Refused("/v1/chat/completions has it")),
+        "top_logprobs": Refused("/v1/chat/completions has it"),
         **dict.fromkeys(("grammar", "json_schema", "stop", "n"), Refused("/v1/chat/completions has it")),
     }  # fmt: skip
 
@@ -119,4 +118,6 @@ class ResponsesRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
     metadata: dict[str, Any] | None = None
