@@ -140,7 +140,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder,) = (cache / "kernels").iterdir()
     pack = cache / pack_name(isa())
     pack.write_bytes(packed(folder.name, {path.name: path.read_bytes() for path in folder.glob("*.kernel")}))
-    DIST["build"](out, URL, "v1", [ROOT, DIST["PACKS"], ROOT / "plugins/llama"], [pack])
+    DIST["build"](out, URL, "v1", [DIST["CORE"], DIST["PACKS"], ROOT / "plugins/llama"], [pack])
     return out
 
 
@@ -162,7 +162,7 @@ def test_metadata_has_urls_and_absolute_links(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_alone_runs_its_demo_model_and_compiles_nothing(dist: Path, tmp_path: Path) -> None:
+def test_the_core_and_a_family_run_the_demo_model_and_compile_nothing(dist: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=True)
     scripts = tmp_path / "bare" / "bin"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -177,7 +177,7 @@ def test_the_core_alone_runs_its_demo_model_and_compiles_nothing(dist: Path, tmp
         assert "compil" not in done.stderr
         return done.stdout
 
-    run(str(scripts / "python"), "-m", "pip", "install", "--quiet", "--find-links", str(dist), "llamacli")
+    run(str(scripts / "python"), "-m", "pip", "install", "--quiet", "--find-links", str(dist), "llamacli-core", "llamacli-llama")
     expected = subprocess.run(
         [sys.executable, "-m", "llamacli", *DEMO],
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True,

@@ -59,7 +59,10 @@ class TestOpening:
     def test_unreadable_path_raises(
         self, name: str, dummy: list[Loader], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with caplog.at_level(logging.WARNING), pytest.raises(ModelFormatError, match=r"cannot read|not a regular file"):
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(ModelFormatError, match="no such|not a regular|cannot read"),
+        ):
             open_model_file(tmp_path / name, dummy)
         assert caplog.text == ""
 

@@ -133,7 +133,7 @@ def test_long_key_and_value_do_not_flood_the_message() -> None:
 
 
 def test_unreadable_path(tmp_path: Path) -> None:
-    with pytest.raises(ModelFormatError, match=r"absent\.gguf: cannot read the file: No such file or directory$"):
+    with pytest.raises(ModelFormatError, match=r"absent\.gguf: no such file$"):
         open_gguf(tmp_path / "absent.gguf")
     with pytest.raises(ModelFormatError, match="not a regular file"):
         open_gguf(tmp_path)

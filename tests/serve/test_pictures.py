@@ -235,7 +235,7 @@ def test_a_client_that_leaves_ends_the_encoding(tmp_path: Path, monkeypatch: pyt
         assert begun.wait(60)
         connection.close()
         wait_for(lambda: not loaded.scheduler.busy)
-        wait_for(lambda: pictures._tile is None)
+        wait_for(lambda: pictures.tile is None)
         monkeypatch.setattr(pictures, "encode", original)
         assert text_of(chat(server, user(ONE, "What?"))) == alone(tmp_path, "idefics3", "What?", ONE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class FakeProgram:
     has_hidden = True
     needs_whole_input = False
     has_encoder = False
+    graph = SimpleNamespace(held=())
 
     def __init__(self, clock: FakeClock, n_vocab: int, base: float = 0.025, per_row: float = 0.002):
         self.clock, self.n_vocab, self.base, self.per_row = clock, n_vocab, base, per_row

@@ -18,7 +18,7 @@ class ServedPictures:
 
     def __init__(self, encoder: Callable[[], LoadedEncoder], clock: Callable[[], float]):
         self._encoder, self._clock = encoder, clock
-        self._tile: Tile | None = None
+        self.tile: Tile | None = None
         self._pieces: Generator[None, None, Rows] | None = None
         self.n_pieces = 0
 
@@ -37,10 +37,10 @@ class ServedPictures:
         get its rows; if it cannot be encoded, they are returned with the error.
         """
         until = self._clock() + (seconds or math.inf)
-        if self._tile is None:
+        if self.tile is None:
             first = waiting[0]
-            self._tile, _ = first.request.missing_rows[first.context[len(first.cache.tokens)]]
-        tile = self._tile
+            self.tile, _ = first.request.missing_rows[first.context[len(first.cache.tokens)]]
+        tile = self.tile
         try:
             if self._pieces is None:
                 self._pieces = self._encoder().encode_in_pieces(tile)
@@ -62,7 +62,7 @@ class ServedPictures:
 
     def drop_unwanted(self, sequences: Iterable[SequenceState]) -> None:
         """Give up a tile that no sequence waits for."""
-        tile = self._tile
+        tile = self.tile
         if tile is not None and not any(_wants(one, tile) for one in sequences):
             self.close()
 
@@ -70,7 +70,7 @@ class ServedPictures:
         """Give up the tile that was begun."""
         if self._pieces is not None:
             self._pieces.close()
-        self._tile = self._pieces = None
+        self.tile = self._pieces = None
 
 
 def _wants(sequence: SequenceState, tile: Tile) -> bool:

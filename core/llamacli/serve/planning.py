@@ -100,7 +100,8 @@ class Planner:
             if sequence in self.running.sequences and self.running.make_room(sequence, need + more):
                 plan.append((sequence, n))
                 need += more
-                allowed -= self._spend(sequence, n)
+                if self._is_shared and sequence.background:
+                    allowed -= self._spend(n)
         n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
         in_turn = self._prompts_in_turn()
@@ -143,7 +144,8 @@ class Planner:
             is_first = sequence is prompts[0] and not gives_way
             n, more = self._chunk(sequence, min(room, most), need, is_first=is_first)
             if n:
-                allowed -= self._spend(sequence, n)
+                if self._is_shared and sequence.background:
+                    allowed -= self._spend(n)
                 plan.append((sequence, n))
                 need, room = need + more, room - n
                 self._n_chunks += 1
@@ -165,10 +167,8 @@ class Planner:
         self._credit_s = min(self._credit_s + share, max(share, per_row))
         return min(N_BATCH - 1, int(self._credit_s / per_row + 1e-9))
 
-    def _spend(self, sequence: SequenceState, n: int) -> int:
-        """Count rows of a step; those of what background sequences may have."""
-        if not sequence.background or not self._is_shared:
-            return 0
+    def _spend(self, n: int) -> int:
+        """Count rows of a step that background sequences have."""
         self._credit_s -= n * max(0.0, self._cost.per_row)
         return n
 

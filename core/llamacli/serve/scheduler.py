@@ -282,7 +282,8 @@ class Scheduler:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
             self._planner.observe(self._clock() - now - self._evaluated_s)
-        self._encode_pictures(plans=bool(plan))
+        if self._planner.waiting or self.pictures.tile is not None:
+            self._encode_pictures(plans=bool(plan))
         return self._lifecycle.take_events()
 
     def _encode_pictures(self, *, plans: bool) -> None:
