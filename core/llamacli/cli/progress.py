@@ -202,6 +202,7 @@ def load(
     load_mode: str = "auto",
     overrides: Mapping[str, Any] | None = None,
     mmproj: str | None = None,
+    prompts: str = "registers",
 ) -> Model:
     """Load a model by file or short name, with a progress bar.
 
@@ -216,6 +217,7 @@ def load(
         return load_model(
             path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides, mmproj=mmproj,
+            prompts=prompts,
         )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        given = {"load": settings.load_mode, "overrides": settings.overrides}
+        given = {"load": settings.load_mode, "overrides": settings.overrides, "prompts": settings.prompts}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
         draft = None
@@ -188,7 +188,7 @@ def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
     adapters = [adapter.digest for adapter in scheduler.adapters]
-    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type} {adapters}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{model.identity} {model.variant} {kv_type} {adapters}".encode()).hexdigest()
     return attrs.evolve(
         unloaded_info(source),
         loaded=True,
