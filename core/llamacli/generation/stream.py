@@ -564,13 +564,16 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]], *, ge
         raise InvalidRequestError("a session is there twice: give its tokens at once")
     if len({id(stream.model) for stream, _ in checked}) > 1:
         raise InvalidRequestError("sessions of different models cannot be evaluated together")
+    ways = [*generated] or [False] * len(checked)
+    if len(ways) != len(checked):
+        raise InvalidRequestError(f"generated has {len(ways)} entries for {len(checked)} sessions")
     with contextlib.ExitStack() as locks:
         for stream, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
             locks.enter_context(stream.lock)
         for stream, ids in checked:
             stream._expect_room(len(ids))  # another thread may have used it since
         if checked:
-            _evaluate(checked, generated=[*generated] or [False] * len(checked))
+            _evaluate(checked, generated=ways)
 
 
 def _evaluate(
