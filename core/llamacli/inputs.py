@@ -55,15 +55,14 @@ def is_generated(key: int) -> bool:
 
 
 def cell_keys(keys: Sequence[int], n_prompt: int) -> list[int]:
-    """Keys of the cells of tokens, of which the first `n_prompt` are a prompt."""
+    """Keys of the cells of tokens, the first `n_prompt` of a prompt."""
     return [*keys[:n_prompt], *[generated_key(key) if key >= 0 else key for key in keys[n_prompt:]]]
 
 
 def tokens_of(keys: Sequence[int]) -> tuple[list[int], int]:
-    """Keys of tokens as given, from those of their cells; and how many are a prompt.
-
-    The inverse of `cell_keys`.
-    """
+    """Invert `cell_keys`: keys as given, and the length of the prompt."""
+    if min(keys, default=0) >= -_GENERATED:
+        return list(keys), len(keys)
     n_prompt = next((i for i, key in enumerate(keys) if is_generated(key)), len(keys))
     return [(~key ^ _GENERATED) >> 2 if is_generated(key) else key for key in keys], n_prompt
 

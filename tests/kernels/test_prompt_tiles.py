@@ -1,4 +1,4 @@
-"""Products of integer weights by AMX: bits of decoded weights and of simulated tiles."""
+"""Products of integer weights by AMX, against simulated tiles."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def nearest_away(x: np.ndarray) -> np.ndarray:
 @examples(8)
 @given(data=st.data())
 def test_products_have_the_bits_of_simulated_tiles(team, kind, data):
-    """Any numbers of tokens, rows and columns: parts of tiles, panels and chunks."""
+    """Any numbers of tokens, rows and columns."""
     block, random = packing_of(kind).block, np.random.default_rng(data.draw(st.integers(0, 99)))
     n, n_out = data.draw(st.sampled_from([1, 3, 16, 17, 32, 33, 49])), data.draw(st.sampled_from([1, 16, 40, 300]))
     width = max(block, data.draw(st.sampled_from([32, 256, 768])))
@@ -115,7 +115,7 @@ def test_a_token_does_not_depend_on_the_others(team):
 
 @pytest.mark.parametrize("by_rows", [True, False])
 def test_several_matrices(team, by_rows):
-    """Each for some rows, as experts have them, or for a part of each row."""
+    """Each for some rows, or for a part of each row."""
     random, n, width = np.random.default_rng(7), 70, 256
     raw, _ = random_rows(TensorType.Q8_0, 3 * 32, width, random)
     parts, starts = np.split(raw, 3), np.array([0, 0, 33, n])

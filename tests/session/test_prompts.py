@@ -1,4 +1,4 @@
-"""Prompts by tiles: what decides the way of a token, in sessions and chats.
+"""Prompts by tiles: ways of tokens in sessions and chats.
 
 On CPUs without AMX the reference engine shows the same, by simulated tiles.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, Model, PromptLookup, SamplingParams, StateError, load_model
-from llamacli.engine import Prompts, ReferenceEngine
+from llamacli.engine import Prompts, ReferenceEngine, native
 from llamacli.engine.batching import Chunk, evaluate
 from llamacli.engine.native import NativeEngine
 from llamacli.generation.stream import eval_batch
@@ -228,3 +228,15 @@ def test_a_second_turn_is_that_of_its_whole_text(make_engine, tiny_gguf: TinyGgu
             again = "".join(token.piece for token in session.generate([], GREEDY, max_tokens=8))
         assert again.startswith(reply)
         assert reply
+
+
+def test_errors(monkeypatch: pytest.MonkeyPatch, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with pytest.raises(InvalidRequestError, match="prompts 'fast' is not one of registers, tiles"):
+        load_model(tiny_gguf(), prompts="fast", plugins=plugins)
+    with pytest.raises(InvalidRequestError, match="prompts 'tiles': the given engine has prompts 'registers'"):
+        load_model(tiny_gguf(), prompts="tiles", plugins=plugins, engine=ReferenceEngine())
+    monkeypatch.setattr(native, "isa", lambda: "avx512")
+    monkeypatch.setattr(native, "available", lambda: ("generic", "avx2", "avx512"))
+    message = "'tiles' needs AMX, permitted by the system, and this CPU runs generic, avx2, avx512; avx512 is in use"
+    with pytest.raises(InvalidRequestError, match=message):
+        NativeEngine(1, prompts=Prompts.TILES)

@@ -120,7 +120,10 @@ def evaluate(
         raise
     for i, chunk in enumerate(chunks):
         if len(chunk.ids):
-            chunk.cache.commit(_keys(program_of, chunk, prompts[i]), n_ahead=chunk.n_ahead)
+            keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+            if chunk.n_generated:
+                keys = _keys(program_of, chunk, prompts[i])
+            chunk.cache.commit(keys, n_ahead=chunk.n_ahead)
             if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
                 _keep(chunk.keep, chunk.cache.fork_before_last())
             if chunk.cache.pool.layout.recurrent:

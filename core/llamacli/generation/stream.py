@@ -306,8 +306,8 @@ class TokenStream(TokenSequence):
         """
         with self.lock:
             ids = self._checked(tokens)
-            goes_on = generated or not self._has_ways
-            if goes_on and len(ids) == 1 and not all_logits and isinstance(ids, list) and self.is_ahead(ids[0]):
+            may_be_ahead = self._ahead and (generated or not self._has_ways) and not all_logits
+            if may_be_ahead and len(ids) == 1 and isinstance(ids, list) and self.is_ahead(ids[0]):
                 self.advance(ids[0])
                 return None
             try:

@@ -1,4 +1,4 @@
-"""Matrix products of prompts: tiles of integer weights, decoded to bfloat16 for AMX.
+"""Matrix products of prompts: integer weights decoded for AMX.
 
 Some columns of two tiles of weights are decoded to bfloat16 once for all tokens of a chunk, and multiplied by two tiles
 of tokens at a time. A weight is rounded to the nearest bfloat16, a tie away from 0, after one multiplication and
@@ -34,7 +34,7 @@ _i64 = types.int64
 
 
 def emit_decoded(b: ir.Builder, packing: IntegerPacking, weight: ir.Value, out: ir.Value, following: ir.Value) -> None:
-    """Decode a block of weights to tiles of bfloat16, one for each 32 columns.
+    """Decode a block of weights to bfloat16, a tile for 32 columns.
 
     The block that `following` points to is prefetched.
     """

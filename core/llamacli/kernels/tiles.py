@@ -60,9 +60,9 @@ def store_tile(b: ir.Builder, tile: int, address: ir.Value, stride: ir.Value) ->
 
 
 def emit_shapes(b: ir.Builder, rows: Sequence[ir.Value]) -> None:
-    """Set the numbers of rows of the tiles, int8; each row has 64 bytes.
+    """Set the numbers of rows of the tiles, int8.
 
-    Tiles of no rows are not to be used.
+    Each row has 64 bytes. Tiles of no rows are not to be used.
     """
     settings = ir.stack(b, LINE)
     ir.store(b, settings, ir.constant(ir.I32X16, 0))
