@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-EDITABLE := -e . -e packs $(addprefix -e ,$(PLUGINS))
-PROJECTS := pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
+EDITABLE := -e . -e core -e packs $(addprefix -e ,$(PLUGINS))
+PROJECTS := pyproject.toml core/pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
         test-ray test-browser soak
@@ -70,12 +70,12 @@ test-memory: $(VENV)/.installed-test
 
 # The oldest and the newest release of Numba that pyproject.toml allows, and the newest pre-release, whose failures are
 # warnings: each in an environment of its own, with an empty kernel cache.
-NUMBA := $(shell sed -n 's/.*"numba>=\(.*\),<.*/\1/p' pyproject.toml)
+NUMBA := $(shell sed -n 's/.*"numba>=\(.*\),<.*/\1/p' core/pyproject.toml)
 NUMBA_TESTS := tests/kernels tests/session/test_fork.py
 test-numba:
 	for numba in "numba==$(NUMBA).*" "" "--pre --upgrade numba"; do \
 		rm -rf $(VENV)-numba && $(PYTHON) -m venv $(VENV)-numba && \
-		$(VENV)-numba/bin/python -m pip install --quiet -e '.[test]' -e packs $(addprefix -e ,$(PLUGINS)) && \
+		$(VENV)-numba/bin/python -m pip install --quiet $(subst -e . ,-e '.[test]' ,$(EDITABLE)) && \
 		{ test -z "$$numba" || $(VENV)-numba/bin/python -m pip install --quiet $$numba; } && \
 		$(VENV)-numba/bin/python -c 'import numba; print("Numba", numba.__version__)' && \
 		LLAMACLI_CACHE=$(VENV)-numba/cache $(VENV)-numba/bin/python -m pytest -q -n $(WORKERS) -m "not slow" $(NUMBA_TESTS) || \
@@ -90,7 +90,7 @@ fuzz: $(VENV)/.installed-test
 # Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
 test-ray:
 	$(PYTHON) -m venv $(VENV)-ray
-	if $(VENV)-ray/bin/python -m pip install --quiet -e '.[ray,test]' -e packs $(addprefix -e ,$(PLUGINS)); then \
+	if $(VENV)-ray/bin/python -m pip install --quiet $(subst -e . ,-e '.[ray,test]' ,$(EDITABLE)); then \
 		$(VENV)-ray/bin/python -m pytest -q -n 0 -m ray tests/serve/ray; \
 	else \
 		echo "SKIPPED: Ray cannot be installed here, its tests do not run" >&2; \
@@ -98,9 +98,9 @@ test-ray:
 
 # The plugins of examples/ in an environment of their own, as an outside author installs them.
 test-examples:
-	rm -rf $(VENV)-examples build $(wildcard examples/*/build plugins/*/build)
+	rm -rf $(VENV)-examples $(wildcard */build examples/*/build plugins/*/build)
 	$(PYTHON) -m venv $(VENV)-examples
-	$(VENV)-examples/bin/python -m pip install --quiet '.[testing]' ./packs ./plugins/llama $(wildcard examples/*/)
+	$(VENV)-examples/bin/python -m pip install --quiet './core[testing]' ./packs ./plugins/llama $(wildcard examples/*/)
 	$(VENV)-examples/bin/llamacli plugins
 	for folder in $(wildcard examples/*/); do (cd $$folder && ../../$(VENV)-examples/bin/python -m pytest -q) || exit 1; done
 
@@ -126,8 +126,11 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# uv is quicker where it is there and can reach the package index; pip shows what it collects.
 $(VENV)/.installed: $(PROJECTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(EDITABLE)
+	@echo "installing llamacli, all families and what they need into $(VENV)"
+	{ command -v uv > /dev/null && uv pip install --python $(BIN)/python $(EDITABLE); } || \
+	$(BIN)/python -m pip install $(EDITABLE)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the time per token of grammars and JSON Schemas.
 
-    pip install llamacli[grammar]
+    pip install llguidance
     python benchmarks/grammar.py FILE.gguf [-r 20]
 
 The file needs only a vocabulary. For a text that matches the grammar, prints microseconds per token (median, mean,

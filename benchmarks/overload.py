@@ -226,7 +226,7 @@ async def measure(load: Load, pid: int, options: argparse.Namespace) -> AsyncIte
 async def run(options: argparse.Namespace) -> list[str]:
     """Start the server, measure, and print the table; the faults."""
     from llamacli import load_tokenizer
-    from llamacli.tools.demo import demo_path
+    from llamacli.hub.demo import demo_path
 
     port, n_ctx = free_port(), options.n_prompt + options.n_gen + 64
     command = [sys.executable, "-m", "llamacli", "serve", *([options.file] if options.file else [])]

@@ -65,9 +65,11 @@ def test_relative_links_of_readmes_exist() -> None:
             assert (project / link[3]).exists(), f"{project.name}: {link[0]}"
 
 
-def test_the_core_needs_the_plugin_of_its_demo_model() -> None:
+def test_one_install_brings_the_core_and_all_families() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert any(re.match("llamacli-llama[^a-z]", name) for name in project["dependencies"])
+    ours = [name for name in project["dependencies"] if name.startswith("llamacli-")]
+    others = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (DIST["CORE"], *PLUGINS)]
+    assert sorted(ours) == sorted(f"{other['name']}=={other['version']}" for other in others)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
@@ -84,7 +86,7 @@ def test_plugin_readmes_say_what_they_bring(plugin: Path) -> None:
 
 def test_the_core_needs_the_kernels_of_its_own_version() -> None:
     core, packs = (
-        tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, DIST["PACKS"])
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (DIST["CORE"], DIST["PACKS"])
     )
     assert f"llamacli-kernels=={packs['version']}" in core["dependencies"]
     assert packs["version"] == core["version"]

@@ -107,3 +107,18 @@ class TestWatchedFile:
             assert seen[-1] == (total, total)
             assert len(seen) == len(file.tensors) + 1
         assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git LFS pointer"),
+        (b"\n<!DOCTYPE html>\n<html>", "an HTML page"),
+    ],
+)
+def test_what_is_often_saved_as_a_model_is_named(data: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelFormatError, match=rf"model\.gguf: {said}"):
+        open_model_file(path, [])

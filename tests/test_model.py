@@ -78,9 +78,9 @@ class TestLoading:
             256,
         )
         assert model.metadata["general.name"] == "tiny llama"
-        assert repr(model) == "<Model llama, 2 layers, mode auto>"
+        assert repr(model) == "<Model 'tiny llama', llama, 2 layers, a context of 256 tokens, mode auto>"
         model.close()
-        assert repr(model) == "<Model llama, 2 layers, mode auto, closed>"
+        assert repr(model) == "<Model 'tiny llama', llama, 2 layers, a context of 256 tokens, mode auto, closed>"
 
     def test_from_pretrained(self, tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tiny_gguf("gqa")

@@ -34,6 +34,7 @@ LAYERS = [
     {"ops"},
     {"graph"},
     {"loaders"},
+    {"checkpoints"},
     {"architecture"},
     {"parts"},
     {"blocks"},
@@ -47,11 +48,13 @@ LAYERS = [
     {"plugin"},
     {"plugins"},
     {"model"},
+    {"stages"},
     {"branches"},
     {"tools"},
     {"serve"},
     {"testing"},
     {"prefix"},
+    {"compat"},
     {"cli"},
     {"__main__"},
 ]
@@ -112,7 +115,7 @@ def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
 
 def test_the_core_names_no_model_family() -> None:
     data = {CORE / "testing" / "vocabularies.py", *(CORE / "tokenizer").glob("*.py")}  # values of tokenizer.ggml.* keys
-    peer = {CORE / "testing" / "peer.py", CORE / "testing" / "dump.py"}  # functions of llama.cpp begin with its name
+    peer = {CORE / "testing" / "peer.py", CORE / "testing" / "dump.py", CORE / "compat" / "llama_cpp.py"}  # its names
     assert [
         f"{path.relative_to(CORE)}:{number}: {line.strip()}"
         for path in sorted({*SOURCES} - data - peer)
@@ -219,13 +222,13 @@ def test_importing_a_plugin_imports_no_compiler() -> None:
 
 def test_every_distribution_brings_its_licence_and_its_types() -> None:
     root = CORE.parents[1]
-    for folder in (root, *(path.parent for path in root.glob("plugins/*/pyproject.toml"))):
+    for folder in (CORE.parent, *(path.parent for path in root.glob("plugins/*/pyproject.toml"))):
         project = tomllib.loads((folder / "pyproject.toml").read_text())
         assert project["project"]["license-files"] == ["LICENSE"]
         assert (folder / "LICENSE").read_text() == (root / "LICENSE").read_text()
         for package, files in project["tool"]["setuptools"]["package-data"].items():
             assert "py.typed" in files
-            assert ((CORE.parent if folder == root else folder) / package / "py.typed").is_file()
+            assert (folder / package / "py.typed").is_file()
 
 
 @pytest.mark.medium

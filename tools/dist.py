@@ -21,15 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKS = ROOT / "packs"
+CORE, PACKS = ROOT / "core", ROOT / "packs"
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^()\s#]+)(#[^()\s]*)?\)")
 
 
 def projects() -> list[Path]:
-    """Folders of the distributions: the core's, that of kernels, then the plugins'."""
-    return [ROOT, PACKS, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+    """Folders of the distributions: all, core, kernels, plugins."""
+    return [ROOT, CORE, PACKS, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 
 def repository_url(remote: str) -> str:
@@ -91,7 +91,7 @@ def _packages(project: Path) -> list[str]:
 
 def _tracked(project: Path) -> Iterator[Path]:
     """Files under version control that a distribution needs."""
-    packages = ["core"] if project == ROOT else [*_packages(project), "tests/tiny_*.py"]
+    packages = ["llamacli"] if project == CORE else [*_packages(project), "tests/tiny_*.py"]
     listed = subprocess.run(
         ["git", "ls-files", "-z", *FILES, *packages], cwd=project, capture_output=True, text=True, check=True
     ).stdout
@@ -132,11 +132,11 @@ def main() -> None:
     parser.add_argument("--ref", default="main", help="branch or tag that links name; default: main")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; default: dist")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="folder of a plugin, core, or packs; default: all"
+        "--only", action="append", metavar="NAME", help="folder of a plugin, core, packs, or all; default: each"
     )
     parser.add_argument("--packs", type=Path, help="folder of packs; default: all are compiled, which takes long")
     given = parser.parse_args()
-    names = {("core" if project == ROOT else project.name): project for project in projects()}
+    names = {("all" if project == ROOT else project.name): project for project in projects()}
     if unknown := [name for name in given.only or () if name not in names]:
         parser.error(f"{unknown[0]!r} is none of {', '.join(names)}")
     url = _origin() if given.url is None else given.url.rstrip("/")

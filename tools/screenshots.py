@@ -23,11 +23,11 @@ from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
 
 from browser import PageDriver, chromium, missing  # noqa: E402
 from http_server import served  # noqa: E402
+from llamacli.hub.demo import demo_path  # noqa: E402
 from llamacli.serve.engine import LocalEngine  # noqa: E402
 from llamacli.serve.http.page import PAGE  # noqa: E402
 from llamacli.serve.models import ModelSource  # noqa: E402
 from llamacli.serve.settings import EngineSettings  # noqa: E402
-from llamacli.tools.demo import demo_path  # noqa: E402
 
 SIZE = (1200, 780)
 PHONE = {"width": 390, "height": 780, "deviceScaleFactor": 1, "mobile": True}

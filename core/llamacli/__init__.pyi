@@ -43,6 +43,7 @@ from llamacli.graph import Activation as Activation
 from llamacli.graph import Graph as Graph
 from llamacli.graph import Value as Value
 from llamacli.hookspecs import hookimpl as hookimpl
+from llamacli.hub.demo import demo_path as demo_path
 from llamacli.inputs import Inputs as Inputs
 from llamacli.loaders import ArrayFile as ArrayFile
 from llamacli.loaders import Loader as Loader
@@ -53,7 +54,6 @@ from llamacli.ops.rope import Rope as Rope
 from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
 from llamacli.tokenizer import Tokenizer as Tokenizer
-from llamacli.tools.demo import demo_path as demo_path
 from llamacli.tools.diffusion import fill_masks as fill_masks
 from llamacli.tools.embedding import Embedder as Embedder
 from llamacli.tools.embedding import load_embedder as load_embedder

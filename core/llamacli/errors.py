@@ -39,11 +39,12 @@ class ModelNotFoundError(ModelFormatError, FileNotFoundError):
     `errno`, `strerror` and `filename` are those of a FileNotFoundError.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], reason: str = "no such file"):
         FileNotFoundError.__init__(self, errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.filename}: cannot read the file: {self.strerror}"
+        return f"{self.filename}: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.filename,)
@@ -186,6 +187,10 @@ class StateError(LlamaCliError, ValueError):
 
 class ClosedError(LlamaCliError, RuntimeError):
     """A model, session or cache was used after close()."""
+
+
+class StageError(LlamaCliError, ConnectionError):
+    """A pipeline stage is lost, late, wrong, or of another model."""
 
 
 class SessionBusyError(LlamaCliError, RuntimeError):

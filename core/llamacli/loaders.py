@@ -108,16 +108,23 @@ class WatchedFile:
         self._file.close()
 
 
+def unwatched(file: ModelFile) -> ModelFile:
+    """File whose reading is not reported."""
+    return file._file if isinstance(file, WatchedFile) else file
+
+
 @attrs.frozen
 class Loader:
     """File format other than GGUF.
 
-    `matches(path)` looks at a file's beginning, `open(path)` reads it. `open` raises ModelFormatError.
+    `matches(path)` looks at a file's beginning, `open(path)` reads it. `open` raises ModelFormatError. With `folders`
+    both take folders, never files.
     """
 
     name: str
     matches: Callable[[Path], bool]
     open: Callable[[Path], ModelFile]
+    folders: bool = False
 
 
 def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> ModelFile:
@@ -129,14 +136,32 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
     if not os.fspath(path):  # Path("") would be the current folder
         raise ModelFormatError("the name of the model's file is empty")
     path = Path(path)
-    if not path.is_file() or is_gguf(path):
+    is_folder = path.is_dir()
+    loaders = [loader for loader in loaders if loader.folders == is_folder]
+    if is_gguf(path) or (not path.is_file() and not (is_folder and loaders)):
         return open_gguf(path)
     for loader in loaders:
         if _matches(loader, path):
             with plugin_errors(f"loader {loader.name!r}"):
                 return loader.open(path)
     known = ", ".join(["GGUF", *(loader.name for loader in loaders)])
-    raise ModelFormatError(f"{path}: not a model file of a known format ({known})")
+    raise ModelFormatError(f"{path}: {_beginning(path) or f'not a model file of a known format ({known})'}")
+
+
+def _beginning(path: Path) -> str | None:
+    """Fault of a download, recognised by the file's first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(512).lstrip().lower()
+    except OSError as error:
+        return f"cannot read the file: {error.strerror}"
+    if not start:
+        return "the file is empty: was its download interrupted?"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the model: `git lfs pull` in its folder fetches the file"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "an HTML page, not a model: download the file itself, at an address with /resolve/ instead of /blob/"
+    return None
 
 
 def _matches(loader: Loader, path: Path) -> bool:

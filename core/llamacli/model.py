@@ -7,7 +7,7 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -36,6 +36,7 @@ from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_mo
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.util.asynchronous import in_threads
 from llamacli.util.foreign_names import explain_names
 from llamacli.util.locking import fork_safe
 from llamacli.util.numbers import is_integer
@@ -43,6 +44,7 @@ from llamacli.util.numbers import is_integer
 if TYPE_CHECKING:
     from llamacli.chat.codec import ChatCodec
     from llamacli.chat.formats import ChatFormat
+    from llamacli.chat.functions import Tools
     from llamacli.chat.session import ChatSession
     from llamacli.generation.loop import Generated
     from llamacli.media.encoder import LoadedEncoder
@@ -95,14 +97,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
         """Load a model of the Hugging Face hub, downloaded unless cached.
 
-        `name` is `user/repo` or `user/repo:Q4_K_M` with one of its types, a short name (`llamacli list --names` prints
-        them), or the path of a file. `mode` and `options` are those of `load_model`. Needs the extra `hub`. Raises
-        InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded, and what
-        `load_model` raises.
+        `name`, `mode` and `options` are those of `load_model`, and so are the errors.
         """
-        from llamacli.hub.names import resolve
-
-        return load_model(resolve(name), mode, **options)
+        return load_model(name, mode, **options)
 
     @property
     def name(self) -> str:
@@ -115,15 +112,20 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         That file is the one given to `load_model`, or one in the folder of the model's. The first call loads it. Raises
         MediaError if there is none, ClosedError after close(), and what `load_model` raises for a mmproj file.
         """
-        self.program  # noqa: B018 - raises ClosedError
-        with self._media_lock:
-            found = self._media = self._media or self._load_media(self)
+        found = self.find_media_encoder()
         if found is None:
             raise MediaError(
                 f"the model {self.name!r} has no encoder of pictures: there is no mmproj file of it in its folder; "
                 "name one by `mmproj`"
             )
         return found
+
+    def find_media_encoder(self) -> LoadedEncoder | None:
+        """Encoder of pictures as `media_encoder` returns it, None if there is none."""
+        self.program  # noqa: B018 - raises ClosedError
+        with self._media_lock:
+            self._media = self._media or self._load_media(self)
+            return self._media
 
     def close(self) -> None:
         """Free the weights, the prefix cache and the encoder of pictures.
@@ -194,15 +196,17 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         max_tokens: int | None = None,
         *,
         session: Session | None = None,
+        seed: int | None = 1234,
         template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         **variables: Any,
     ) -> ChatSession:
         """Create a conversation, in a new session or in `session`.
 
-        `template` replaces the file's own chat template: Jinja source, the name of another template of the file, or of
-        a plugin's. `tools` are JSON objects that describe functions. `variables` are passed to the template, such as
-        `enable_thinking=False` or `reasoning_effort="low"`.
+        `seed` is that of the draws in a new session, as for `create_session`. `template` replaces the file's own chat
+        template: Jinja source, the name of another template of the file, or of a plugin's. `tools` are Python functions
+        with type hints, which `ChatSession.run_tools` calls, or JSON objects that describe functions. `variables` are
+        passed to the template, such as `enable_thinking=False` or `reasoning_effort="low"`.
 
         Raises ChatTemplateError if there is no template, or a broken one; InvalidRequestError for a value out of range.
         """
@@ -213,6 +217,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             system,
             max_tokens,
             session=session,
+            seed=seed,
             metadata=self.metadata,
             formats=self._plugins.chat_formats(),
             template=template,
@@ -282,9 +287,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: Mapping[str, Any] | None = None,
+        response_format: Any = None,
         max_tokens: int | None = None,
         stream: bool = False,
         logprobs: bool | None = None,
@@ -296,28 +301,34 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Reply to a conversation, with llama-cpp-python's arguments and results.
 
         `messages` and `tools` are dictionaries as in OpenAI's API, and so is the result, or with `stream` each chunk of
-        it. Without `max_tokens` the context is the limit. `template` and `variables` are as for `create_chat`; further
-        `arguments` are fields of `llamacli.chat.completions.CompletionArguments`. Each call has a session of its own;
-        what earlier calls had in common with it is not evaluated again.
+        it; pictures are `image_url` parts with data URIs. A tool may be a Python function; nothing calls it, see
+        `ChatSession.run_tools` for that. With a Pydantic model as `response_format`, `parsed` of the message is an
+        instance, None if the reply was cut. Without `max_tokens` the context is the limit. `template` and `variables`
+        are as for `create_chat`; further `arguments` are fields of `llamacli.chat.completions.CompletionArguments`.
+        Each call has a session of its own; what earlier calls had in common with it is not evaluated again.
 
         Raises at once InvalidRequestError for a value that is not valid, ChatTemplateError if there is no template or
-        it cannot render the messages, ContextOverflowError if they do not fit, TypeError for an unknown argument.
+        it cannot render the messages, ContextOverflowError if they do not fit, MediaError for a picture that cannot be
+        read, TypeError for an unknown argument.
         """
         from llamacli.chat.completions import CompletionArguments, chat_completion, whole
+        from llamacli.chat.functions import described
 
+        given, _ = described(tools)
         chunks = chat_completion(
             self,
             self.metadata,
-            self.create_chat_codec(template, tools=bool(tools)),
+            self.create_chat_codec(template, tools=bool(given)),
             messages,
             CompletionArguments(**arguments),
-            tools=tools,
+            tools=given,
             tool_choice=tool_choice,
             response_format=response_format,
             max_tokens=max_tokens,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             variables=variables,
+            media=self.find_media_encoder,
         )
         return chunks if stream else whole(chunks)
 
@@ -365,15 +376,43 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         )
         return chunks if stream else whole(chunks)
 
+    async def create_chat_completion_async(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **arguments: Any
+    ) -> Any:
+        """Reply to a conversation, computing in threads.
+
+        The event loop goes on meanwhile. Arguments, result and errors are those of `create_chat_completion`; with
+        `stream` the result is an asynchronous generator of its chunks. When the task is cancelled, the token being
+        computed is finished first.
+        """
+        return await _in_threads(self.create_chat_completion(messages, stream=True, **arguments), stream)
+
+    async def create_completion_async(
+        self, prompt: str | Sequence[int] | Inputs, *, stream: bool = False, **arguments: Any
+    ) -> Any:
+        """Continue a prompt as `create_completion`, in the way of `create_chat_completion_async`."""
+        return await _in_threads(self.create_completion(prompt, stream=True, **arguments), stream)
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
-        return f"<Model {self.arch}, {self.config.n_layer} layers, mode {self.mode.value}{state}>"
+        about = f"{self.arch}, {self.config.n_layer} layers, a context of {self.config.n_ctx} tokens"
+        return f"<Model {self.name!r}, {about}, mode {self.mode.value}{state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a model cannot be copied or pickled: share it, or load its file again")
+
+
+async def _in_threads(chunks: Any, stream: bool) -> Any:
+    def with_result() -> Generator[Any, None, None]:
+        yield (yield from chunks)
+
+    if stream:
+        return in_threads(chunks)
+    async with contextlib.aclosing(in_threads(with_result())) as items:
+        return [item async for item in items][-1]
 
 
 @explain_names
@@ -395,6 +434,10 @@ def load_model(
 ) -> Model:
     """Load a model file, with the plugin of its architecture.
 
+    `path` is the path of a file; a string may also be a name that the command line takes: `user/repo` or
+    `user/repo:Q4_K_M` of the Hugging Face hub, an address there, a short name (`llamacli list --names` prints them).
+    A model of the hub is downloaded unless cached.
+
     `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
     is called with the bytes of tensors that have been read so far, and the bytes of all. `plugins` and `engine` default
@@ -414,10 +457,10 @@ def load_model(
     `mmproj` is the file of the encoder of pictures. Without it, the one in the model's folder whose embeddings are as
     wide as the model's is loaded when the first picture comes.
 
-    Raises InvalidRequestError for an override of another type, or of a key that nothing reads, and if the weights fit
-    neither into memory nor on the disk, or prompts are to go through tiles on a CPU without AMX; ModelFormatError if
-    the file is unreadable, malformed or does not fit its architecture, UnknownArchitectureError if no plugin runs it,
-    PluginError if the plugin is broken.
+    Raises HubError if a model cannot be downloaded; InvalidRequestError for an override of another type, or of a key
+    that nothing reads, if the weights fit neither into memory nor on the disk, and if prompts are to go through tiles
+    on a CPU without AMX; ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
+    UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
     """
     lora = _lora(lora_path, lora_scale)
     try:
@@ -430,7 +473,7 @@ def load_model(
         raise InvalidRequestError(f"prompts {prompts!r} is not one of {', '.join(Prompts)}")
     prompts = Prompts(prompts)
     plugins = plugins or installed_plugins()
-    file = open_model_file(path, plugins.loaders())
+    file = open_model_file(_named(path), plugins.loaders())
     try:
         overridden = file.metadata.override(overrides or {})
         if not file.tensors:
@@ -544,11 +587,12 @@ def _load_media(
         encoder = model._plugins.media_encoder(projector_of(file.metadata))
         loaded = compile_encoder(encoder, file, model.mode, engine or default_engine(threads))
         unread = unread_keys(file.metadata, "clip")
-    if loaded.n_embd != n_embd:
+    if loaded.n_embd != model.program.graph.embedding_width:
         loaded.close()
         raise ModelFormatError(
             f"{file.path}: the encoder {loaded.name!r} makes embeddings of {loaded.n_embd} numbers, and the model "
-            f"{model.name!r} has embeddings of {n_embd}: it is the encoder of another model"
+            f"{model.name!r} has embeddings of {model.program.graph.embedding_width}: it is the encoder of another "
+            "model"
         )
     if unread:
         _log.warning("%s: metadata keys that the encoder does not use: %s", file.path, ", ".join(unread))
@@ -593,6 +637,14 @@ def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = No
     finally:
         file.close()
     return _tokenizer_of(file.metadata, architecture)
+
+
+def _named(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if not isinstance(path, str) or not path or os.path.exists(path):
+        return path
+    from llamacli.hub.names import resolve  # names and the hub cost a start some milliseconds
+
+    return resolve(path)
 
 
 def _tokenizer_of(metadata: Metadata, architecture: Architecture | None) -> Tokenizer:

@@ -61,12 +61,24 @@ from llamacli.blocks.nextn import nextn_logits as nextn_logits
 from llamacli.blocks.state_space import Duality as Duality
 from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
 
+# Hugging Face checkpoints
+from llamacli.checkpoints.keys import rope_of as rope_of
+from llamacli.checkpoints.layout import INTERLEAVED as INTERLEAVED
+from llamacli.checkpoints.layout import MINUS_EXP as MINUS_EXP
+from llamacli.checkpoints.layout import PLUS_ONE as PLUS_ONE
+from llamacli.checkpoints.layout import Checkpoint as Checkpoint
+from llamacli.checkpoints.layout import Conversion as Conversion
+from llamacli.checkpoints.layout import Settings as Settings
+
 # Media encoders
 from llamacli.blocks.vision import VisionConfig as VisionConfig
+from llamacli.blocks.vision import mlp as mlp
+from llamacli.blocks.vision import vision_layers as vision_layers
 from llamacli.blocks.vision import vision_tensors as vision_tensors
 from llamacli.blocks.vision import vision_tower as vision_tower
 from llamacli.media.encoder import MediaEncoder as MediaEncoder
 from llamacli.media.pictures import Pixels as Pixels
+from llamacli.media.pictures import fitting as fitting
 from llamacli.media.pictures import padded as padded
 from llamacli.media.pictures import resized as resized
 

@@ -18,6 +18,7 @@ from fake_engine import FakeEngine
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.engine import ReferenceEngine
+from llamacli.hub.demo import demo_path
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import ServeError
@@ -25,7 +26,6 @@ from llamacli.serve.http.page import PAGE
 from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import Failed
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.demo import demo_path
 
 if importlib.util.find_spec("selenium") is None:
     REASON = "selenium is not installed: pip install 'llamacli[browser]'"

@@ -1,8 +1,10 @@
 """Chat completions and completions in the shapes of llama-cpp-python."""
 
+import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llamacli import ChatTemplateError, ContextOverflowError, InvalidRequestError, Model, PromptLookup, SamplingParams
@@ -301,3 +303,96 @@ class TestText:
             talker().create_completion("a", logprobs=-1)
         with pytest.raises(InvalidRequestError, match="token 100000 at index 0"):
             talker().create_completion([100000])
+
+
+class Answer:
+    """Stand-in for a Pydantic model."""
+
+    def __init__(self, n: int):
+        self.n = n
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> "Answer":
+        return cls(**json.loads(text))
+
+
+def test_pydantic_model_as_response_format(talker, script) -> None:
+    pytest.importorskip("llguidance")
+    model = talker()
+    script(model, '{"n": 7}')
+    result = model.create_chat_completion(MESSAGES, response_format=Answer)
+    assert result["choices"][0]["message"]["parsed"].n == 7
+    script(model, '{"n": 7}')
+    cut = model.create_chat_completion(MESSAGES, response_format=Answer, max_tokens=2)["choices"][0]
+    assert (cut["finish_reason"], cut["message"]["parsed"]) == ("length", None)
+    assert SamplingParams(json_schema=Answer).json_schema == json.dumps(Answer.model_json_schema())
+    with pytest.raises(InvalidRequestError, match="response_format must be an object or a Pydantic model"):
+        model.create_chat_completion(MESSAGES, response_format="json")
+
+
+def test_functions_describe_themselves_as_tools(talker, script) -> None:
+    def roll(n: int) -> int:
+        """Roll a number."""
+        return n
+
+    model = talker(WITH_TOOLS)
+    script(model, CALL)
+    message = model.create_chat_completion(MESSAGES, tools=[roll])["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "roll", "arguments": '{"n": 2}'}
+
+
+def test_processors_of_logits_and_criteria_of_the_end(talker) -> None:
+    model = talker()
+    seen: list[tuple[int, int]] = []
+
+    def only(token: int) -> Any:
+        def process(ids: Any, logits: Any) -> Any:
+            seen.append((len(ids), len(logits)))
+            return np.where(np.arange(len(logits)) == token, 0, -np.inf)
+
+        return process
+
+    (a,) = model.encode("a", False)
+    prompt = model.encode_prompt("once")
+    result = model.create_completion("once", logits_processor=only(a), max_tokens=3)
+    assert result["choices"][0]["text"] == "aaa"
+    assert seen == [(len(prompt) + i, model.config.n_vocab) for i in range(3)]
+
+    def ends(ids: Any, logits: Any) -> bool:
+        assert logits.shape == (model.config.n_vocab,)
+        return bool(list(ids[len(prompt) :]) == [a, a])
+
+    result = model.create_completion("once", logits_processor=[only(a)], stopping_criteria=ends, max_tokens=9)
+    assert (result["choices"][0]["text"], result["choices"][0]["finish_reason"]) == ("aa", "stop")
+    with pytest.raises(InvalidRequestError, match="logits_processor must be a function or several, not 3"):
+        model.create_completion("once", logits_processor=3)
+    with pytest.raises(InvalidRequestError, match=r"logits_processor: its logits have the shape \[1\]"):
+        model.create_completion("once", logits_processor=lambda ids, logits: logits[:1])
+
+
+async def replies(model: Model, options: dict[str, Any]) -> tuple[Any, list[Any], str]:
+    whole = await model.create_chat_completion_async(MESSAGES, **options)
+    chunks = [chunk async for chunk in await model.create_chat_completion_async(MESSAGES, stream=True, **options)]
+    with model.create_chat("Be brief.", max_tokens=20, seed=7) as chat:
+        chat.add_user("Hi.")
+        text = "".join([piece.text async for piece in chat.respond_async(SamplingParams(temperature=1.5, min_p=0.05))])
+    return whole, chunks, text
+
+
+def test_completions_and_chats_in_asyncio(talker) -> None:
+    model = talker()
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "max_tokens": 20}
+    whole, chunks, text = asyncio.run(replies(model, options))
+    expected = model.create_chat_completion(MESSAGES, **options)["choices"][0]["message"]["content"]
+    assert whole["choices"][0]["message"]["content"] == joined(chunks, "content") == expected
+    with model.create_chat("Be brief.", max_tokens=20, seed=7) as chat:
+        chat.add_user("Hi.")
+        assert text == "".join(p.text for p in chat.respond(SamplingParams(temperature=1.5, min_p=0.05)))
+        assert repr(chat) == f"<ChatSession of {model.name!r}: 2 messages, {chat.session.n_past} of 512 tokens>"
+    options = {"seed": 3, "max_tokens": 4}
+    result = asyncio.run(model.create_completion_async("once", **options))
+    assert result["choices"] == model.create_completion("once", **options)["choices"]

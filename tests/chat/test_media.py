@@ -23,7 +23,7 @@ from llamacli.media.encoder import LoadedEncoder, Tile
 from llamacli.plugins import Plugins
 from media_cases import CASES, SPECIAL, drawn, write_mmproj, write_text
 
-NAMES = ["idefics3", "gemma3"]
+NAMES = ["idefics3", "gemma3", "qwen3vl"]
 
 
 def load(folder: Path, name: str, **options: Any) -> Model:

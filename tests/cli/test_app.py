@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llamacli.model
-from llamacli.cli.app import ELSEWHERE, app
+from llamacli.cli.app import ELSEWHERE, WITHOUT, app
 from llamacli.cli.commands import Commands, is_ours
 
 
@@ -121,6 +121,7 @@ def test_bugs_are_not_hidden(invoke, model, monkeypatch) -> None:
         (["model.gguf"], "To run a model: llamacli run model.gguf"),
         (["show", "model.gguf"], "No such command 'show'. Here: llamacli inspect MODEL"),
         (["help"], "Here: llamacli --help"),
+        (["ps"], "No such command 'ps': each command loads its own model"),
         (["--nonsense"], "--nonsense"),
         (["inspect"], "Missing argument 'MODEL'"),
         (["run", "a", "b", "c"], "unexpected extra argument"),
@@ -134,7 +135,7 @@ def test_usage_error_is_exit_code_2(arguments: list[str], said: str, invoke) -> 
 
 
 def test_log_records_are_lines_on_stderr(invoke, model) -> None:
-    loaded = "llamacli: info: <Model llama"
+    loaded = "llamacli: info: <Model "
     assert loaded not in invoke("run", model, "-n", "1").stderr
     for arguments in (["-v", "run", model, "-n", "1"], ["run", model, "-n", "1", "-v"]):
         result = invoke(*arguments)
@@ -218,7 +219,7 @@ def test_names_of_several_commands(with_commands, invoke) -> None:
     assert (one["module"], one["version"], one["commands"], two["commands"]) == ("dummy_one", "1.0", ["hello"], [])
     assert sorted(one["error"].split("; ")) == [
         "command 'bad' is ignored: entry point 'dummy_one' names no command, as in module:function",
-        "command 'run' is ignored: llamacli has a command of this name",
+        "command 'run' is ignored: llamacli-core has a command of this name",
     ]
     assert "command 'hello' is ignored: dist-dummy_one has a command of this name" in two["error"]
 
@@ -232,15 +233,15 @@ def test_completion_of_commands_imports_none(with_commands, invoke) -> None:
 def test_an_installation_without_commands_says_so(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
     monkeypatch.setattr(app, "commands", Commands())
-    assert "llamacli names no commands; install it again" in invoke("run").stderr
+    assert "llamacli-core names no commands; install it again" in invoke("run").stderr
     assert invoke("--version").exit_code == 0
 
 
 def test_entry_points_are_the_commands_of_the_core() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "core/pyproject.toml").read_text())
     table = project["project"]["entry-points"]["llamacli.commands"]
     ours = {name: entry.value for name, entry in app.commands.entries.items() if is_ours(entry)}
-    assert ours == table, "install the distribution again: pip install -e ."
+    assert ours == table, "install the distribution again: pip install -e core"
     for name in table:
         assert app.commands[name].name == name
         assert app.commands[name].help
@@ -248,5 +249,5 @@ def test_entry_points_are_the_commands_of_the_core() -> None:
 
 
 def test_commands_of_other_programs_are_none_of_ours() -> None:
-    assert not ELSEWHERE.keys() & app.commands.keys()
+    assert not {*ELSEWHERE, *WITHOUT} & app.commands.keys()
     assert {text.split()[0] for text in ELSEWHERE.values()} <= {*app.commands, "--help", "--version"}

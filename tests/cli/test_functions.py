@@ -1,63 +1,11 @@
 from pathlib import Path
-from typing import Literal, Optional
 
 import pytest
 
 from llamacli import InvalidRequestError
+from llamacli.chat.functions import call
 from llamacli.chat.messages import ToolCall
-from llamacli.cli.functions import call, describe, load_functions
-
-
-def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", tags: list[str] | None = None) -> str:
-    """Forecast for a city,
-    in one line.
-
-    More that is not shown.
-    """
-    return f"{city} {days} {unit} {tags}"
-
-
-def test_description_from_signature_and_docstring() -> None:
-    assert describe(weather) == {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Forecast for a city, in one line.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "unit": {"type": "string", "enum": ["C", "F"]},
-                    "tags": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["city"],
-            },
-        },
-    }
-
-
-def test_types_without_a_schema_are_errors() -> None:
-    def untyped(a) -> str: ...
-    def foreign(a: Path) -> str: ...
-    def many(*a: str) -> str: ...
-    def optional(a: Optional[float]) -> str: ...  # noqa: UP045 - the older spelling works too
-
-    with pytest.raises(InvalidRequestError, match="untyped: the parameter a needs a type, such as str"):
-        describe(untyped)
-    with pytest.raises(InvalidRequestError, match="foreign: the type of a is not one of str, int, float, bool"):
-        describe(foreign)
-    with pytest.raises(InvalidRequestError, match="many: a tool cannot have the parameter"):
-        describe(many)
-    assert describe(optional)["function"]["parameters"]["properties"] == {"a": {"type": "number"}}
-
-
-def test_calls_return_results_or_errors() -> None:
-    functions = {"weather": weather, "bad": lambda: object()}
-    assert call(functions, ToolCall("weather", {"city": "Bonn", "days": 2})) == "Bonn 2 C None"
-    assert "TypeError" in call(functions, ToolCall("weather", {"town": "Bonn"}))["error"]
-    assert "not JSON serializable" in call(functions, ToolCall("bad", {}))["error"]
-    assert call(functions, ToolCall("time", {})) == {"error": "there is no function time; known are weather, bad"}
+from llamacli.cli.functions import load_functions
 
 
 def test_public_functions_of_a_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import hub_server
 from llamacli.cli.hub import resolve_model
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 pytest.importorskip("huggingface_hub")
 

@@ -86,7 +86,7 @@ class TestChat:
         plugins = Plugins.of(case.text, media=[case.encoder])
         with load_model(text, "fp32", plugins=plugins, threads=1) as model, model.create_chat(max_tokens=3) as chat:
             settings = Settings(chat, SamplingParams(), seed=1, verbose=False, log=False, draft_max=4)
-            yield Repl(settings, shift=False, functions={}, logged=None)
+            yield Repl(settings, shift=False, logged=None)
 
     def test_a_picture_goes_with_the_next_message(self, repl: Repl, photo, capsys: pytest.CaptureFixture[str]) -> None:
         path = photo(0)

@@ -59,7 +59,7 @@ def test_distribution_names(program) -> None:
 
 def test_hint_without_plugins(invoke, use_plugins) -> None:
     use_plugins(Plugins([]))
-    assert "pip install 'llamacli[all]'" in invoke("plugins").stdout
+    assert "pip install llamacli" in invoke("plugins").stdout
     assert json.loads(invoke("plugins", "--json").stdout) == []
 
 
@@ -136,7 +136,7 @@ class TestCheck:
         monkeypatch.setitem(sys.modules, "pytest", None)
         result = invoke("plugins", "check", "llama")
         assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == "llamacli: error: checks need pytest: pip install 'llamacli[testing]'\n"
+        assert result.stderr == "llamacli: error: checks need pytest: pip install 'llamacli-core[testing]'\n"
 
     def test_unknown_name(self, invoke) -> None:
         result = invoke("plugins", "check", "unheard")

@@ -7,8 +7,8 @@ import llamacli.cli.run
 from adapters import write_adapter
 from llamacli import QuantMode, Token, load_model
 from llamacli.cli.run import run
+from llamacli.hub.demo import demo_path
 from llamacli.kv import KV_TYPES
-from llamacli.tools.demo import demo_path
 from llamacli.util.system import peak_rss
 
 GREEDY = ("--temp", "0", "--mode", "fp32")

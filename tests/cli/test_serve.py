@@ -33,8 +33,8 @@ from llamacli.cli.app import app
 from llamacli.cli.command import grouped
 from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
 from llamacli.errors import ModelFormatError
+from llamacli.hub.demo import demo_path
 from llamacli.serve.http.page import PAGE
-from llamacli.tools.demo import demo_path
 from suite import PROFILE
 
 PROMPT = "Once upon a time there was a fox"
@@ -510,7 +510,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     result = click.testing.CliRunner().invoke(app, ["serve"], prog_name="llamacli")
     assert result.exit_code == 1
-    assert "serve needs uvicorn: pip install 'llamacli[serve]'" in result.stderr
+    assert "serve needs uvicorn: pip install llamacli\n" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -611,8 +611,6 @@ def test_keys(tmp_path: Path) -> None:
     assert http_settings(given("--api-key", "zero", "--api-key-file", str(file))).api_keys == ("zero", "one", "two")
     with pytest.raises(click.UsageError):
         http_settings(given("--api-key", ""))
-    with pytest.raises(click.UsageError):
-        http_settings(given("--api-key", "x", "--cors-origin", "*"))
     with pytest.raises(click.UsageError):
         http_settings(given("--chat-template", "x", "--chat-template-file", "y"))
 

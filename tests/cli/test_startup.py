@@ -139,7 +139,7 @@ def test_broken_plugin_affects_neither_help_nor_run(program, model: Path) -> Non
 
 
 def test_version(program, site: Path, install) -> None:
-    install(site, "llamacli", "")
+    install(site, "llamacli_core", "")
     result = program("--version")
     assert (result.returncode, result.stdout) == (0, "llamacli, version 1.0\n")
 

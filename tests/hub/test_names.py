@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from llamacli import InvalidRequestError
+from llamacli import InvalidRequestError, ModelFormatError
 from llamacli.hub import names
 from llamacli.hub.names import aliases_path, lookup, reference, resolve, shipped_names, similar
-from llamacli.hub.repositories import Reference
+from llamacli.hub.repositories import Reference, choose
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,11 @@ def test_shipped_names_are_repositories() -> None:
         ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"),
         ("qwen3:0.6b-bf16", "unsloth/Qwen3-0.6B-GGUF:BF16"),
         ("hf.co/user/repo:Q4_0", "user/repo:Q4_0"),
+        ("https://huggingface.co/user/repo", "user/repo"),
+        ("https://hf.co/user/repo:Q4_0", "user/repo:Q4_0"),
+        ("https://huggingface.co/user/repo/resolve/main/sub/m-Q8_0.gguf?download=true", "user/repo:sub/m-Q8_0"),
+        ("https://huggingface.co/user/repo/blob/main/m-Q8_0-00001-of-00002.gguf", "user/repo:m-Q8_0"),
+        ("https://huggingface.co/user/repo/tree/main", "user/repo"),
         ("qwen3:7b", "None"),
         ("user/repo", "None"),
     ],
@@ -96,5 +101,19 @@ def test_resolve_to_a_file(tmp_path: Path, config: Path, monkeypatch: pytest.Mon
     assert resolve("user/repo:Q8_0") == tmp_path / "cached.gguf"
     assert resolve("user/repo") == tmp_path / "fetched.gguf"
     assert asked == [("cached", "user/repo:Q8_0"), ("cached", "user/repo"), ("fetch", "user/repo")]
-    with pytest.raises(InvalidRequestError, match="'nothing' is not a model of the hub"):
-        resolve("nothing")
+    for name, said in (
+        ("nothing", "nothing: no such file, and no short name"),
+        ("user/repo.gguf", "no such file"),
+        (f"{tmp_path}/repo", "no such file"),
+    ):
+        with pytest.raises(ModelFormatError, match=said):
+            resolve(name)
+    with pytest.raises(InvalidRequestError, match=r"example\.org/m\.gguf is not an address of a model at hugging"):
+        resolve("https://example.org/m.gguf")
+
+
+def test_part_of_an_address_selects_the_file() -> None:
+    found = lookup("https://huggingface.co/user/repo/resolve/main/sub/m-Q8_0.gguf")
+    assert isinstance(found, Reference)
+    files = ["sub/m-Q8_0.gguf", "m-Q8_0.gguf", "sub/m-Q4_0.gguf"]
+    assert choose(files, found.quant) == ["sub/m-Q8_0.gguf"]

@@ -80,7 +80,7 @@ def test_choose_accepts_any_names(names: list[str], quant: str | None) -> None:
 
 def test_error_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(HubError, match=r"need huggingface_hub: pip install 'llamacli\[hub\]'"):
+    with pytest.raises(HubError, match=r"need huggingface_hub: pip install huggingface_hub"):
         hub.cached(Reference("user/repo"))
 
 

@@ -109,7 +109,7 @@ for thread in threads:
 
 import llamacli
 from llamacli.kernels import jit
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 compiled = []
 jit.listeners.append(compiled.append)
 with llamacli.load_model(str(demo_path()), threads=2) as model, model.create_session() as session:

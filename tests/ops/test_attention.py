@@ -1,5 +1,7 @@
 """Attention: groups, windows, soft caps, sinks, relative position bias, shared caches."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from llamacli.engine import Engine
 from llamacli.errors import PluginError
 from llamacli.ops.attention import relative_buckets
 from llamacli.testing import formulas
-from verbs import TOKENS, WIDTH, Params, Run
+from verbs import TOKENS, WIDTH, Params, Run, on_patches
 
 
 @pytest.mark.parametrize(
@@ -162,3 +164,21 @@ def test_cells_of_another_shape_are_refused(engine: Engine) -> None:
 
     with pytest.raises(PluginError, match=r"store: .* do not fit together"):
         Run(engine, build)
+
+
+def test_attention_within_spans(engine: Engine) -> None:
+    rows = np.random.RandomState(4).standard_normal((96, 32)).astype(np.float32)
+    edges = [0, 3, 40, 41, 90]  # tokens behind the last one see only themselves
+
+    def build(g: Graph, x: Value) -> Value:
+        return g.attention(x, g.store(x, x, head_dim=16), scale=0.3, spans=True)
+
+    spans = tuple(itertools.pairwise(edges))
+    found = on_patches(engine, build, rows, spans=spans)
+    heads = rows.astype(np.float64).reshape(96, 2, 16)
+    expected = heads.copy()
+    for start, stop in spans:
+        part = heads[start:stop]
+        scores = np.exp(0.3 * np.einsum("ihd,jhd->hij", part, part))
+        expected[start:stop] = np.einsum("hij,jhd->ihd", scores / scores.sum(-1, keepdims=True), part)
+    np.testing.assert_allclose(found, expected.reshape(96, 32), atol=2e-5)

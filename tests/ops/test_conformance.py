@@ -21,7 +21,18 @@ from llamacli.ops.values import Value
 from llamacli.testing.conformance import ConformanceError, check_op
 from llamacli_l2.l2_norm import L2Norm
 
-WITHOUT = {"Lanewise", "StateOp", "CacheOp", "Embed", "Store", "PreviousHidden", "Decoder", "Patches", "MergeRows"}
+WITHOUT = {
+    "Lanewise",
+    "StateOp",
+    "CacheOp",
+    "Embed",
+    "Store",
+    "PreviousHidden",
+    "Decoder",
+    "Patches",
+    "MergeRows",
+    "GridPositions",
+}
 """Base classes, ops that the examples of all others need, and those of inputs that examples do not have."""
 
 OPS = [op for op in op_classes() if op.__module__.startswith("llamacli.ops.") and op.__name__ not in WITHOUT]

@@ -12,7 +12,17 @@ from paths import entry_points, is_of_this_project
 from random_graphs import FLOORS, INPUT_BOUNDS, MAKERS, N_TOKENS, made_ops, random_example
 from suite import examples
 
-WITHOUT = {"Lanewise", "StateOp", "CacheOp", "Store", "PreviousHidden", "Decoder", "Patches", "MergeRows"}
+WITHOUT = {
+    "Lanewise",
+    "StateOp",
+    "CacheOp",
+    "Store",
+    "PreviousHidden",
+    "Decoder",
+    "Patches",
+    "MergeRows",
+    "GridPositions",
+}
 """Base classes, the op that every attention needs, and an input that such graphs do not have."""
 
 

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli import ModelFormatError, Rope
+from llamacli import Graph, ModelFormatError, Rope
+from llamacli.engine import Engine
+from llamacli.errors import PluginError
 from llamacli.gguf import Metadata
+from verbs import on_patches
 
 
 def read(**keys: object) -> Rope:
@@ -129,3 +132,23 @@ class TestFromGguf:
     def test_invalid_values(self, key: str, value: object) -> None:
         with pytest.raises(ModelFormatError, match=f"a.rope.{key.replace('__', '.')}"):
             read(**{key: value})
+
+
+def test_axial_frequencies_begin_anew(engine: Engine) -> None:
+    """Each component has the frequencies of a RoPE of half the width."""
+    variant = Rope(16, interleaved=False, base=50.0, components=(1,) * 4 + (2,) * 4, axial=True)
+    rows = np.random.RandomState(8).standard_normal((600, 32)).astype(np.float32)
+    places = np.random.RandomState(9).randint(0, 40, (600, 4)).astype(np.int32)
+    found = on_patches(engine, lambda g, x: g.rope(x, variant, 16), rows, positions=places)
+    heads = rows.reshape(600, 2, 2, 8).astype(np.float64)
+    angles = np.concatenate([places[:, [i]] * 50.0 ** (-np.arange(4) / 4) for i in (1, 2)], 1)[:, None]
+    a, b = heads[:, :, 0], heads[:, :, 1]
+    expected = np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], -1)
+    np.testing.assert_allclose(found, expected.reshape(600, 32), atol=2e-5)
+
+
+@pytest.mark.parametrize("components", [(1, 2, 1, 2), (1, 1, 1, 2)])
+def test_axial_components_are_whole_sections(components: tuple[int, ...]) -> None:
+    graph = Graph()
+    with pytest.raises(PluginError, match="rope: axial frequencies and position components"):
+        graph.rope(graph.patches(16), Rope(8, interleaved=False, components=components, axial=True), 8)

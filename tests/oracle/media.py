@@ -1,4 +1,4 @@
-"""Record llama.cpp's embeddings of pictures, and logits around them: `python -m oracle.media`.
+"""Record llama.cpp's embeddings of pictures, and logits around them: `python -m oracle.media [CASE ...]`.
 
 See `media_cases`. Each case is recorded with float32 weights: the ids and rows of a text with a picture in it, as
 mtmd divides and encodes them, and the logits of its tokens behind the picture.
@@ -7,6 +7,7 @@ mtmd divides and encodes them, and the logits of its tokens behind the picture.
 from __future__ import annotations
 
 import ctypes
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def chunks(mtmd: Any, context: Any, picture: np.ndarray) -> tuple[Any, list[Any]
 
 def record(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Arrays of a case: ids (-1 for rows), rows, logits."""
+    import llama_cpp
     from llama_cpp import mtmd_cpp as mtmd
 
     text, mmproj = write_text(folder / "text.gguf", name), write_mmproj(folder / "mmproj.gguf", name)
@@ -52,24 +54,31 @@ def record(folder: Path, name: str) -> dict[str, np.ndarray]:
         for picture, size in PICTURES.items():
             peer.clear()
             owner, parts = chunks(mtmd, context, drawn(*size))
-            ids, rows, logits = [], [], []
+            ids, rows, logits, after = [], [], [], 0
             for part in parts:
                 n = mtmd.mtmd_input_chunk_get_n_tokens(part)
+                position, after = after, after + mtmd.mtmd_input_chunk_get_n_pos(part)
                 if mtmd.mtmd_input_chunk_get_type(part) == 0:
                     count = ctypes.c_size_t()
                     tokens = mtmd.mtmd_input_chunk_get_tokens_text(part, ctypes.byref(count))[:n]
                     ids += tokens
-                    logits = [peer.eval(tokens)]
+                    logits = [peer.eval(tokens, position)]
                     continue
                 if mtmd.mtmd_encode_chunk(context, part):
                     raise SystemExit("the peer does not encode the picture")
-                values = np.ctypeslib.as_array(
-                    ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float)), (n, peer.n_embd)
-                ).copy()
+                output = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float))
+                width = llama_cpp.llama_model_n_embd_inp(peer._model)
+                values = np.ctypeslib.as_array(output, (n, width)).copy()
                 ids += [-1] * n
                 rows.append(values)
                 peer.set_causal(not mtmd.mtmd_decode_use_non_causal(context, part))
-                peer.eval_embeddings(values, None)
+                positions = None
+                if mtmd.mtmd_decode_use_mrope(context):
+                    tokens = mtmd.mtmd_input_chunk_get_tokens_image(part)
+                    columns = mtmd.mtmd_image_tokens_get_nx(tokens)
+                    places = np.indices((n // columns, columns)).reshape(2, -1)
+                    positions = np.stack([0 * places[0], *places, 0 * places[0]], -1) + np.array([position] * 3 + [0])
+                peer.eval_embeddings(values, positions)
                 peer.set_causal(True)
             mtmd.mtmd_input_chunks_free(owner)
             arrays[f"{name} {picture} ids"] = np.array(ids, np.int32)
@@ -81,10 +90,10 @@ def record(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Record all cases."""
-    arrays: dict[str, np.ndarray] = {}
+    """Record all cases, or those of the arguments."""
+    arrays = dict(np.load(PATH)) if sys.argv[1:] else {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in CASES:
+        for name in sys.argv[1:] or CASES:
             arrays |= record(Path(folder), name)
     np.savez_compressed(PATH, **arrays)
 

@@ -441,7 +441,7 @@ def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
     rules = "\n".join(f"r{i}: r{i + 1}" for i in range(n))
     text = f'%llguidance {{}}\nstart: r0\n{rules}\nr{n}: "a"'
     script = (
-        "import sys; from llamacli import load_tokenizer; from llamacli.tools.demo import demo_path;"
+        "import sys; from llamacli import load_tokenizer; from llamacli.hub.demo import demo_path;"
         "from llamacli.sampling.grammar import Grammar;"
         "Grammar.from_gbnf(sys.stdin.read(), load_tokenizer(demo_path())); print('compiled')"
     )

@@ -112,5 +112,5 @@ def test_grammar_is_a_string() -> None:
 
 @pytest.mark.parametrize("schema", [b"{}", {1, 2}])
 def test_json_schema_is_json_data(schema: object) -> None:
-    with pytest.raises(InvalidRequestError, match="json_schema must be a string or JSON data"):
+    with pytest.raises(InvalidRequestError, match="json_schema must be a string, JSON data or a Pydantic model"):
         SamplingParams(json_schema=schema)

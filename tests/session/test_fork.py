@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import multiprocessing, os, signal, sys, threading, warnings
 import llamacli
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 RENAMED = {b"tokenizer.chat_template": b"tokenizer.none_template", b"<|im_": b"<|no_"}
 """Bytes of the template's key, and of ChatML's tokens, by which a missing template would be chosen."""

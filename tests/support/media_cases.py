@@ -20,6 +20,9 @@ from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_qwen import Qwen2Vl, Qwen3Vl
+from llamacli_qwen.hybrid import Qwen35
+from llamacli_qwen.vision import Qwen2Vision, Qwen3Vision, Qwen25Vision
 
 N_EMBD = 64
 """Embedding length of the text models."""
@@ -51,7 +54,7 @@ VISION: Mapping[str, Any] = {
 class Case:
     """Architecture of a text model, and a media encoder.
 
-    `keys` are those of its file beside VISION, `text_keys` those of the text model.
+    `keys` are those of its file beside VISION, `text_keys` those of the text model; `special` are further tokens.
     """
 
     text: Architecture
@@ -59,7 +62,14 @@ class Case:
     keys: Mapping[str, Any] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
     text_keys: Mapping[str, Any] = attrs.field(factory=dict)
+    special: tuple[str, ...] = ()
 
+
+_QWEN = ("<|vision_start|>", "<|vision_end|>")
+_BIAS = ("v.patch_embd.bias",)
+_NO_SCALE = {"projector.scale_factor": None}
+_SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
+_NO_EPSILON = {"attention.layer_norm_rms_epsilon": 0.0}  # the peer does not read qwen2vl's
 
 CASES = {
     "idefics3": Case(Llama(), Idefics3(), {"preproc_image_size": 96}),
@@ -74,6 +84,50 @@ CASES = {
         text_keys={"attention.sliding_window": 16},
     ),
     "idefics3 f16": Case(Llama(), Idefics3(), {"preproc_image_size": 64}, {"type": "F16"}),
+    "qwen3vl": Case(
+        Qwen3Vl(),
+        Qwen3Vision(),
+        {"spatial_merge_size": 2, "is_deepstack_layers": [True, False, True], "block_count": 3} | _NO_SCALE,
+        {"fused": True},
+        {"n_deepstack_layers": 2} | _SECTIONS,
+        _QWEN,
+    ),
+    "qwen35": Case(
+        Qwen35(),
+        Qwen3Vision(),
+        {"spatial_merge_size": 2, "is_deepstack_layers": [False] * 2, "embedding_length": 64, "attention.head_count": 4}
+        | _NO_SCALE,
+        {"fused": True},
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "rope.dimension_count": 16,
+            "rope.dimension_sections": [3, 3, 2, 0],
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 64,
+            "ssm.state_size": 16,
+            "ssm.time_step_rank": 4,
+            "ssm.group_count": 2,
+            "full_attention_interval": 2,
+        },
+        _QWEN,
+    ),
+    "qwen2vl": Case(
+        Qwen2Vl(),
+        Qwen2Vision(),
+        {"feed_forward_length": 192} | _NO_SCALE,
+        {"gelu": False, "without": _BIAS},
+        _NO_EPSILON | _SECTIONS,
+        _QWEN,
+    ),
+    "qwen2.5vl": Case(
+        Qwen2Vl(),
+        Qwen25Vision(),
+        {"n_wa_pattern": 2, "block_count": 3, "patch_size": 28, "image_size": 56} | _NO_SCALE,
+        {"gelu": False, "silu": True, "without": _BIAS},
+        _NO_EPSILON | _SECTIONS,
+        _QWEN,
+    ),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -104,7 +158,7 @@ def write_text(path: Path, name: str, *, typed: bool = False, special: Sequence[
     With `typed`, its template takes lists of parts.
     """
     case = CASES[name]
-    kinds = dict.fromkeys(special, CONTROL)
+    kinds = dict.fromkeys((*special, *case.special), CONTROL)
     words = byte_level(["\n \n"], kinds, bos_token_id=257, eos_token_id=258, add_bos_token=False)
     words["tokenizer.ggml.tokens"][256:257] = ["\u010a\u010a"]
     n_vocab = len(words["tokenizer.ggml.tokens"])
@@ -129,19 +183,25 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
     metadata: dict[str, Any] = {
         "general.type": "mmproj", "general.name": f"tiny {name}{seed}", "clip.has_vision_encoder": True,
         "clip.projector_type": case.encoder.name, "clip.use_gelu": case.options.get("gelu", True),
-        **{f"clip.vision.{key}": value for key, value in values.items()},
+        "clip.use_silu": case.options.get("silu"),
+        **{f"clip.vision.{key}": value for key, value in values.items() if value is not None},
     }  # fmt: skip
+    metadata = {key: value for key, value in metadata.items() if value is not None}
     config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, str(path)))
     tensors: dict[str, tuple[np.ndarray, Type]] = {}
     transposed = case.encoder.transposed
-    for tensor, shape in case.encoder.tensors(config).shapes().items():
-        kept = {"v.patch_embd.weight": "F32", "v.position_embd.weight": "F32", **dict.fromkeys(transposed, "F16")}
+    for tensor, shape in case.encoder.tensors(config).shapes(fused=case.options.get("fused", False)).items():
+        if tensor in case.options.get("without", ()):
+            continue
+        kept = dict.fromkeys(transposed, "F16") | dict.fromkeys(
+            ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.position_embd.weight"), "F32"
+        )
         matrices = case.options.get("type", "F32")
         kind = matrices if matrices == "F32" else kept.get(tensor, matrices)
         array, stored = random_tensor(f"{name}{seed}", tensor, shape, kind)
         if tensor in transposed:
             array = np.ascontiguousarray(array.T)
-        if tensor == "v.patch_embd.weight":
+        if tensor.startswith("v.patch_embd.weight"):
             array = array.reshape(len(array), 3, config.patch_size, config.patch_size)
         if case.options.get("swapped"):
             old, new = ("ffn_up", "ffn_down") if "ffn_up" in tensor else ("ffn_down", "ffn_up")

@@ -3,15 +3,17 @@
 The input is the embedding; the output goes into a linear layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 
 from llamacli import ArrayFile, Graph, QuantMode, Value
 from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
+from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.testing import formulas
 
@@ -27,6 +29,26 @@ def span(program: Program, n: int, seq_len: int | None = None) -> Span:
     sequence = KVSequence(KVPool(KVLayout.of(program.states, "f32", program.recurrent)), seq_len or n)
     sequence.reserve(0, n)
     return Span(sequence, 0, n)
+
+
+def on_patches(
+    engine: Engine,
+    build: Callable[[Graph, Value], Value],
+    rows: np.ndarray,
+    *,
+    positions: np.ndarray | None = None,
+    spans: tuple[tuple[int, int], ...] = (),
+    weights: Mapping[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Result on patches, float32 [n, width], at positions, int32 [n, 4]."""
+    graph, (n, width) = Graph(), rows.shape
+    build(graph, graph.patches(width))
+    graph.n_batch = n
+    program = engine.compile(graph, ArrayFile(Path("none"), Metadata({}, "none"), dict(weights or {})), QuantMode.FP32)
+    places = np.zeros((n, 4), np.int32) if positions is None else positions
+    inputs = Inputs(np.zeros(n, np.int32), [0] * n, rows, np.arange(n), places, spans)
+    given = attrs.evolve(span(program, n), inputs=inputs)
+    return program.forward(inputs.ids, [given], [n // graph.n_merged])
 
 
 class Run:

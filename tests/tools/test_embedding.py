@@ -82,7 +82,7 @@ class TestEncoders:
     def test_no_memory_is_kept(self, load) -> None:
         embedder = load("gemma_embedding")
         embedder.embed(TOKENS)
-        assert embedder._model.kv_pool("f32").n_bytes == 0
+        assert embedder.model.kv_pool("f32").n_bytes == 0
 
 
 def test_adapters_change_the_vectors_of_encoders(tiny_gguf, plugins, engine, tmp_path) -> None:

@@ -6,7 +6,7 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Literal, Self
 
 import attrs
 
@@ -15,6 +15,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, KeyValues, Param, Value
 from llamacli.ops.activations import Formula, gelu, gelu_quick, silu
+from llamacli.ops.rope import Rope
 
 MAX_SIDE = 1 << 14
 """Largest side of a tile that a file may ask for, in pixels."""
@@ -24,6 +25,8 @@ MAX_SIDE = 1 << 14
 class VisionConfig:
     """Hyperparameters of a vision transformer, keys `clip.vision.*` of a mmproj file.
 
+    Of the file:
+
     - `n_embd`, `n_layer`, `n_head`, `head_dim`, `n_ff`, `layer_norm_eps`: those of the transformer.
     - `image_size`, `patch_size`: the sides of a tile and of a patch, in pixels.
     - `n_merge`: patches a side that become one token of the language model.
@@ -31,6 +34,18 @@ class VisionConfig:
     - `mean`, `std`: what the three colours are normalised with, of numbers from 0 to 1.
     - `activation`: that of the feed-forward networks.
     - `longest_edge`: the longer side that a picture is resized to before it is cut into tiles, 0 without the key.
+
+    Of the encoder:
+
+    - `tokens`: the smallest and the largest number of tokens of a tile, (0, 0) where all tiles are squares of
+      `image_size`.
+    - `n_frames`: matrices of patches, whose products are added; a still picture is all frames of a short video.
+    - `rms`: norms are RMSNorm, not LayerNorm. `gated`: feed-forward networks have a gate.
+    - `positions`: "learned" ones of the squares' patches, those of a "grid" that is resized to the picture's, with
+      its "corners" in their place, or none, "".
+    - `ropes`: what turns queries and keys; a patch's positions are its number, row and column.
+    - `full_attention`: every so many layers one attends to the whole picture, the others to windows; 0: all do.
+    - `deepstack`: layers whose hidden states are embeddings too, beside those of the last one.
     """
 
     n_embd: int
@@ -47,13 +62,24 @@ class VisionConfig:
     std: tuple[float, ...]
     activation: Formula
     longest_edge: int = 0
+    tokens: tuple[int, int] = (0, 0)
+    n_frames: int = 1
+    rms: bool = False
+    gated: bool = False
+    positions: Literal["", "learned", "grid", "corners"] = "learned"
+    ropes: tuple[Rope, ...] = ()
+    full_attention: int = 0
+    deepstack: tuple[int, ...] = ()
 
     @classmethod
-    def from_gguf(cls, metadata: Metadata, *, n_merge: int = 1) -> Self:
+    def from_gguf(
+        cls, metadata: Metadata, *, n_merge: int = 1, merge_key: str = "projector.scale_factor", **encoder: Any
+    ) -> Self:
         """Read the keys of a mmproj file.
 
-        `n_merge` is the default of `projector.scale_factor`. Raises ModelFormatError naming the key that is missing, of
-        a wrong type or out of range.
+        `n_merge` is the default of `merge_key`; `encoder` are the fields that the file does not have, and those that
+        the encoder has read itself. Raises ModelFormatError naming the key that is missing, of a wrong type or out of
+        range.
         """
 
         def count(key: str, maximum: int, **default: int) -> int:
@@ -66,79 +92,134 @@ class VisionConfig:
                 f"clip.vision.attention.head_count = {n_head}"
             )
         image_size, patch_size = count("image_size", MAX_SIDE), count("patch_size", 1 << 10)
-        n_merge = count("projector.scale_factor", 1 << 6, default=n_merge)
-        if image_size % (patch_size * n_merge):
+        n_merge = count(merge_key, 1 << 6, default=n_merge)
+        group = patch_size if encoder.get("tokens") else patch_size * n_merge
+        if image_size % group:
             raise ModelFormatError(
-                f"{metadata.source}: clip.vision.image_size = {image_size} is not a multiple of {n_merge} patches of "
-                f"clip.vision.patch_size = {patch_size}"
+                f"{metadata.source}: clip.vision.image_size = {image_size} is not a multiple of {group // patch_size} "
+                f"patches of clip.vision.patch_size = {patch_size}"
             )
         is_gelu, is_silu = (metadata.get_bool(f"clip.use_{name}", default=False) for name in ("gelu", "silu"))
         if is_gelu and is_silu:
             raise ModelFormatError(f"{metadata.source}: clip.use_gelu and clip.use_silu are both true")
-        return cls(
-            n_embd=n_embd,
-            n_layer=count("block_count", 1 << 10),
-            n_head=n_head,
-            head_dim=n_embd // n_head,
-            n_ff=count("feed_forward_length", 1 << 20),
-            layer_norm_eps=metadata.get_float("clip.vision.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
-            image_size=image_size,
-            patch_size=patch_size,
-            n_merge=n_merge,
-            n_embd_text=count("projection_dim", 1 << 20),
-            mean=metadata.get_floats("clip.vision.image_mean", 3),
-            std=metadata.get_floats("clip.vision.image_std", 3, minimum=1e-6),
-            activation=gelu if is_gelu else silu if is_silu else gelu_quick,
-            longest_edge=metadata.get_int("clip.vision.preproc_image_size", 0, minimum=0, maximum=MAX_SIDE),
-        )
+        common: dict[str, Any] = {
+            "n_embd": n_embd,
+            "n_layer": count("block_count", 1 << 10),
+            "n_head": n_head,
+            "head_dim": n_embd // n_head,
+            "n_ff": count("feed_forward_length", 1 << 20),
+            "layer_norm_eps": metadata.get_float("clip.vision.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
+            "image_size": image_size,
+            "patch_size": patch_size,
+            "n_merge": n_merge,
+            "n_embd_text": count("projection_dim", 1 << 20),
+            "mean": metadata.get_floats("clip.vision.image_mean", 3),
+            "std": metadata.get_floats("clip.vision.image_std", 3, minimum=1e-6),
+            "activation": gelu if is_gelu else silu if is_silu else gelu_quick,
+            "longest_edge": metadata.get_int("clip.vision.preproc_image_size", 0, minimum=0, maximum=MAX_SIDE),
+        }
+        return cls(**common | encoder)
 
     @property
     def n_patches(self) -> int:
-        """Number of patches of a tile."""
+        """Number of patches of a square of `image_size`."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def max_patches(self) -> int:
+        """Largest number of patches of a tile."""
+        return self.tokens[1] * self.n_merge**2 or self.n_patches
+
+    @property
+    def n_embd_out(self) -> int:
+        """Numbers of a row that the encoder makes."""
+        return self.n_embd_text * (1 + len(self.deepstack))
 
 
 def vision_tensors(c: VisionConfig) -> TensorTable:
-    """Tensors of a vision transformer with learned positions."""
-    table = TensorTable()
+    """Tensors of a vision transformer, without a projector."""
+    table, bias = TensorTable(), not c.rms
     table.add_tensor("v.patch_embd.weight", c.n_embd, 3 * c.patch_size**2)
+    for frame in range(1, c.n_frames):
+        table.add_tensor(f"v.patch_embd.weight.{frame}", c.n_embd, 3 * c.patch_size**2)
     table.add_tensor("v.patch_embd.bias", c.n_embd, optional=True)
-    table.add("v.position_embd", c.n_patches, c.n_embd)
-    table.add("v.pre_ln", c.n_embd, bias=True, optional=True)
+    if c.positions:
+        table.add("v.position_embd", c.n_patches, c.n_embd)
+    table.add("v.pre_ln", c.n_embd, bias=bias, optional=True)
     for _ in range(c.n_layer):
-        block = table.block("v.blk")
-        block.add("ln1", c.n_embd, bias=True)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            block.add(name, c.n_embd, c.n_embd, bias=True)
-        block.add("ln2", c.n_embd, bias=True)
+        block, square = table.block("v.blk"), (c.n_embd, c.n_embd)
+        block.add("ln1", c.n_embd, bias=bias)
+        block.add_fused("attn_qkv", bias=True, attn_q=square, attn_k=square, attn_v=square)
+        block.add("attn_out", *square, bias=True)
+        block.add("ln2", c.n_embd, bias=bias)
+        if c.gated:
+            block.add("ffn_gate", c.n_ff, c.n_embd, bias=True)
         # Old files have the names of the two matrices the other way round.
         block.add("ffn_up", c.n_ff, c.n_embd, bias=True, other=(c.n_embd, c.n_ff))
         block.add("ffn_down", c.n_embd, c.n_ff, bias=True, other=(c.n_ff, c.n_embd))
-    table.add("v.post_ln", c.n_embd, bias=True, optional=True)
+    table.add("v.post_ln", c.n_embd, bias=bias, optional=True)
     return table
 
 
 def vision_tower(g: Graph, c: VisionConfig, w: Weights) -> Value:
     """Record a vision transformer: patches to hidden states, [n_patches, n_embd]."""
+    return vision_layers(g, c, w)[-1]
+
+
+def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
+    """Record a vision transformer: hidden states of all layers, then the result.
+
+    The result is that of the last layer, normalised where the file has a norm behind it.
+    """
+    x, layers, kv = _patch_embeddings(g, c, w), list[Value](), None
+    for i, block in enumerate(w.v_blk, start=1):
+        in_windows = bool(c.full_attention) and i % c.full_attention != 0
+        x, kv = _attention(g, c, block, x, kv, in_windows=in_windows)
+        x = x + _feed_forward(g, c, block, _norm(g, c, x, block.ln2))
+        layers.append(x)
+    return [*layers, _norm(g, c, x, w.v_post_ln) if w.v_post_ln else x]
+
+
+def mlp(g: Graph, x: Value, up: Param, down: Param, activation: Formula = gelu) -> Value:
+    """Record a feed-forward network of two matrices."""
+    return g.linear(g.map(g.linear(x, up), activation), down)
+
+
+def _patch_embeddings(g: Graph, c: VisionConfig, w: Weights) -> Value:
     bias: Param | None = w.v_patch_embd_bias
-    patch_embd = Param(w.v_patch_embd_weight.weight, bias.weight if bias else None)
-    x = g.linear(g.patches(3 * c.patch_size**2), patch_embd)
-    x = x + g.positions(w.v_position_embd)
-    if w.v_pre_ln:
-        x = g.layer_norm(x, w.v_pre_ln, c.layer_norm_eps)
-    kv: KeyValues | None = None
-    for block in w.v_blk:
-        normed = g.layer_norm(x, block.ln1, c.layer_norm_eps)
-        q, k, v = (g.linear(normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
-        # All layers store into one: each attends only to what it has just stored, of all patches.
-        kv = g.store(k, v, head_dim=c.head_dim, into=kv)
-        x = x + g.linear(g.attention(q, kv, scale=c.head_dim**-0.5, causal=False), block.attn_out)
-        x = x + _feed_forward(g, c, block, g.layer_norm(x, block.ln2, c.layer_norm_eps))
-    return g.layer_norm(x, w.v_post_ln, c.layer_norm_eps) if w.v_post_ln else x
+    patches = g.patches(3 * c.patch_size**2)
+    x = g.linear(patches, Param(w.v_patch_embd_weight.weight, bias.weight if bias else None))
+    for frame in range(1, c.n_frames):
+        x = x + g.linear(patches, getattr(w, f"v_patch_embd_weight_{frame}"))
+    if c.positions == "learned":
+        x = x + g.positions(w.v_position_embd)
+    elif c.positions:
+        x = x + g.grid_positions(w.v_position_embd, align_corners=c.positions == "corners")
+    return _norm(g, c, x, w.v_pre_ln) if w.v_pre_ln else x
+
+
+def _norm(g: Graph, c: VisionConfig, x: Value, param: Param) -> Value:
+    return (g.rms_norm if c.rms else g.layer_norm)(x, param, c.layer_norm_eps)
+
+
+def _attention(
+    g: Graph, c: VisionConfig, block: Params, x: Value, kv: KeyValues | None, *, in_windows: bool
+) -> tuple[Value, KeyValues]:
+    normed = _norm(g, c, x, block.ln1)
+    q, k, v = (g.linear(normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+    for rope in c.ropes:
+        q, k = (g.rope(heads, rope, c.head_dim) for heads in (q, k))
+    # All layers store into one: each attends only to what it has just stored, of all patches.
+    kv = g.store(k, v, head_dim=c.head_dim, into=kv)
+    seen = g.attention(q, kv, scale=c.head_dim**-0.5, causal=in_windows, spans=in_windows)
+    return x + g.linear(seen, block.attn_out), kv
 
 
 def _feed_forward(g: Graph, c: VisionConfig, block: Params, x: Value) -> Value:
     up, down = block.ffn_up, block.ffn_down
     if up.weight.shape != (c.n_ff, c.n_embd):
         up, down = down, up
-    return g.linear(g.map(g.linear(x, up), c.activation), down)
+    if not c.gated:
+        return mlp(g, x, up, down, c.activation)
+    gate = g.map(g.linear(x, block.ffn_gate), c.activation)
+    return g.linear(g.mul(gate, g.linear(x, up)), down)

@@ -10,31 +10,57 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
+from llamacli.chat.context import plan
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
+from llamacli.chat.media import marked, media_inputs, with_pictures
 from llamacli.chat.messages import CallDelta, ToolCall, checked_tools
-from llamacli.chat.openai import Json, call_deltas, choice, message, schema_of, text_of_parts, tool_use, usage
+from llamacli.chat.openai import (
+    Json,
+    call_deltas,
+    checked_schema,
+    choice,
+    message,
+    schema_of,
+    text_of_part,
+    text_of_parts,
+    tool_use,
+    usage,
+)
 from llamacli.chat.syntax import Event
+from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.inputs import Inputs
-from llamacli.sampling import SamplingParams
+from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.pictures import Picture, data_of_uri
+from llamacli.sampling import Candidates, SamplerChain, SamplingParams, build_chain
+from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
+from llamacli.sampling.sampler import Steer
 from llamacli.session import Session
 from llamacli.util.foreign_names import OURS
 from llamacli.util.numbers import is_integer
 
 _ROLES = {"developer": "system"}
+_APART = ("json_schema", "seed", "model", "speculate", "logits_processor", "stopping_criteria")
+"""Arguments that are no sampling parameters."""
+
+Answer = TypeVar("Answer")
+Processor: TypeAlias = Callable[[npt.NDArray[np.int32], Logits], Answer]
+Processors: TypeAlias = Processor[Answer] | Sequence[Processor[Answer]] | None
 
 
 @attrs.frozen(kw_only=True)
@@ -48,9 +74,13 @@ class CompletionArguments:
     - `reasoning_budget`, `reasoning_budget_message`: tokens of reasoning, and the text before its forced end.
     - `seed`: of the draws; None for a random one.
     - `stop`: a string or several, before which the text ends.
-    - `grammar`: GBNF that constrains the text.
+    - `grammar`: GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict, or a Pydantic model, of which
+      `parsed` of the message, or of the choice of a completion, is an instance.
     - `model`: the name of the model in the result; None for that of its file.
     - `speculate`: drafter of speculative decoding, as for `Session.generate`.
+    - `logits_processor`: functions (or one) of the ids of all tokens so far, int32 [n], and the logits, float32
+      [n_vocab], that return the logits to draw from.
+    - `stopping_criteria`: functions (or one) of the same, which are asked after each token whether the text ends.
     """
 
     temperature: float | None = None
@@ -70,14 +100,17 @@ class CompletionArguments:
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     grammar: str | None = None
+    json_schema: Any = None
     model: str | None = None
     speculate: Drafter | None = None
+    logits_processor: Processors[Logits] = ()
+    stopping_criteria: Processors[bool] = ()
 
     def sampling(
         self, model: CompiledModel, metadata: Metadata, constraint: Constraint, n_probs: int
     ) -> SamplingParams:
         """Sampling parameters. Raises InvalidRequestError for a value that is not valid."""
-        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude("seed", "model", "speculate"))
+        own = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude(*_APART))
         given = {OURS.get(name, name): value for name, value in own.items()} | {
             "grammar": constraint.grammar,
             "json_schema": constraint.json_schema,
@@ -86,6 +119,10 @@ class CompletionArguments:
             "n_probs": n_probs,
         }
         return params_with_defaults(given, metadata, model.config.n_ctx, model.find_sampler)
+
+    def parsed(self, response_format: Any) -> Callable[[str], Any] | None:
+        """Parser of a text into an instance of a Pydantic model."""
+        return getattr(self.json_schema or response_format, "model_validate_json", None)
 
     def head(self, kind: str, metadata: Metadata) -> Json:
         """Fields that begin every result."""
@@ -106,25 +143,27 @@ def chat_completion(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
-    response_format: Mapping[str, Any] | None = None,
+    response_format: Any = None,
     max_tokens: int | None = None,
     logprobs: bool | None = None,
     top_logprobs: int | None = None,
     variables: Mapping[str, Any] | None = None,
+    media: Callable[[], LoadedEncoder | None] = lambda: None,
 ) -> Generator[Json, None, Json]:
     """Chunks of the reply to a conversation.
 
     The whole result is the generator's return value. The first token is computed when the first chunk is asked for.
-    Raises at once what is wrong with the arguments.
+    `media` finds the encoder of pictures. Raises at once what is wrong with the arguments.
     """
     use = tool_use(checked_tools(tools) or (), tool_choice)
-    schema = schema_of(response_format)
+    schema = _schema_of(arguments, response_format)
     if arguments.grammar is not None and schema is not None:
-        raise InvalidRequestError("grammar and response_format exclude each other")
+        raise InvalidRequestError("a grammar and a JSON Schema exclude each other")
     if top_logprobs and not logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs=True")
     described = None if use is None else use.tools
-    rendering = codec.render(_as_messages(messages), tools=described, variables=variables)
+    marked_messages, pictures = marked(_as_messages(messages, media))
+    rendering = codec.render(marked_messages, tools=described, variables=variables)
     constraint = FREE
     if arguments.grammar is not None or schema is not None or use is not None:
         constraint = reply_constraint(codec, rendering.prompt, schema, arguments.grammar, use)
@@ -134,12 +173,15 @@ def chat_completion(
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
     params = codec.budgeted(params, rendering)
     reader = codec.reader(rendering, tools=described or (), variables=variables)
-    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments.speculate)
+    prompt = _prompt(rendering, pictures, codec, media)
+    run = _Run(arguments.session(model), prompt, params, max_tokens, arguments)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
-    return _chat_chunks(run, reader, head, n_top)
+    return _chat_chunks(run, reader, head, n_top, arguments.parsed(response_format))
 
 
-def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+def _chat_chunks(
+    run: _Run, reader: ReplyReader, head: Json, n_top: int | None, parse: Callable[[str], Any] | None
+) -> Generator[Json, None, Json]:
     read: list[TokenLogprob] = []
     drawn: Drawn = collections.deque()
     n_calls = n_begun = 0
@@ -189,7 +231,10 @@ def _chat_chunks(run: _Run, reader: ReplyReader, head: Json, n_top: int | None) 
         finish = "tool_calls" if n_calls and finish == "stop" else finish
     yield chunk({}, finish=finish)
     reply, shape = reader.message(), None if n_top is None else chat_logprobs(read, n_top)
-    whole = message(reply.content, reply.reasoning, [(call.id, call) for call in reply.tool_calls])
+    calls = [(call.id, call) for call in reply.tool_calls]
+    whole = message(reply.content, reply.reasoning, calls)
+    if parse is not None:
+        whole["parsed"] = parse(reply.content) if finish == "stop" else None
     return {**head, "choices": [choice(0, "message", whole, shape, finish)], "usage": run.usage}
 
 
@@ -210,7 +255,10 @@ def completion(
     """
     if logprobs is not None and (not is_integer(logprobs) or logprobs < 0):
         raise InvalidRequestError(f"logprobs must be an integer of at least 0, not {logprobs!r}")
-    constraint = completion_constraint(None, arguments.grammar)
+    schema = _schema_of(arguments, None)
+    if arguments.grammar is not None and schema is not None:
+        raise InvalidRequestError("a grammar and a JSON Schema exclude each other")
+    constraint = completion_constraint(schema, arguments.grammar)
     params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
     if isinstance(prompt, Inputs) and (echo or suffix is not None):
         raise InvalidRequestError("echo and suffix need a prompt of text or token ids, not Inputs")
@@ -221,12 +269,14 @@ def completion(
         infill = None if suffix is None else model.tokenizer.encode_infill(prompt, suffix)
         given = ids = infill or (session.encode(prompt) if isinstance(prompt, str) else list(prompt))
         before = "" if not echo else prompt if isinstance(prompt, str) else model.decode(ids)
-    run = _Run(session, given, params, max_tokens, arguments.speculate)
+    run = _Run(session, given, params, max_tokens, arguments)
     head = {**arguments.head("cmpl", metadata), "object": "text_completion"}
-    return _text_chunks(run, before, head, logprobs)
+    return _text_chunks(run, before, head, logprobs, arguments.parsed(None))
 
 
-def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Generator[Json, None, Json]:
+def _text_chunks(
+    run: _Run, before: str, head: Json, n_top: int | None, parse: Callable[[str], Any] | None
+) -> Generator[Json, None, Json]:
     tokenizer, texts, read = run.session.model.tokenizer, [before], list[TokenLogprob]()
     shapes = None if n_top is None else CompletionLogprobs(n_top, len(before))
 
@@ -244,7 +294,10 @@ def _text_chunks(run: _Run, before: str, head: Json, n_top: int | None) -> Gener
         finish = run.finish_reason
     yield chunk("", finish=finish)
     shape = None if n_top is None else CompletionLogprobs(n_top, len(before)).add(read)
-    return {**head, "choices": [choice(0, "text", "".join(texts), shape, finish)], "usage": run.usage}
+    result = choice(0, "text", "".join(texts), shape, finish)
+    if parse is not None:
+        result["parsed"] = parse("".join(texts[1:])) if finish == "stop" else None
+    return {**head, "choices": [result], "usage": run.usage}
 
 
 def whole(chunks: Generator[Json, None, Json]) -> Json:
@@ -266,14 +319,43 @@ class _Run:
         ids: Sequence[int] | Inputs,
         params: SamplingParams,
         max_tokens: int | None,
-        speculate: Drafter | None,
+        arguments: CompletionArguments,
     ):
         if max_tokens is not None and not is_integer(max_tokens):
             raise InvalidRequestError(f"max_tokens must be an integer or None, not {max_tokens!r}")
         self.session, self._n_prompt, self.n_generated = session, len(ids), 0
         # llama-cpp-python: no limit but the context for None, 0 and less
         self._limit = max_tokens if max_tokens is not None and max_tokens > 0 else session.n_ctx
-        self.tokens: Iterator[Token] = session.generate(ids, params, max_tokens=self._limit, speculate=speculate)
+        chain: SamplingParams | SamplerChain = params
+        if processors := _functions(arguments.logits_processor, "logits_processor"):
+            own = build_chain(params, session.model.tokenizer, session.model.find_sampler)
+            chain = SamplerChain([Steer(self._steering(processors)), *own.samplers], own.n_probs, params)
+        tokens = session.generate(ids, chain, max_tokens=self._limit, speculate=arguments.speculate)
+        criteria = _functions(arguments.stopping_criteria, "stopping_criteria")
+        self.tokens: Iterator[Token] = self._until(tokens, criteria) if criteria else tokens
+
+    def _ids(self) -> npt.NDArray[np.int32]:
+        return np.array(self.session.tokens, np.int32)
+
+    def _steering(self, processors: Sequence[Processor[Logits]]) -> Callable[[Candidates], None]:
+        def steer(candidates: Candidates) -> None:
+            ids = self._ids()
+            for processor in processors:
+                logits = np.asarray(processor(ids, candidates.logits), np.float32)
+                if logits.shape != candidates.logits.shape:
+                    raise InvalidRequestError(f"logits_processor: its logits have the shape {list(logits.shape)}")
+                candidates.logits[:] = logits
+
+        return steer
+
+    def _until(self, tokens: Iterator[Token], criteria: Sequence[Processor[bool]]) -> Iterator[Token]:
+        drawn: list[int] = []
+        for token in tokens:
+            yield token
+            drawn.append(token.id)
+            ids = np.append(self._ids()[: self._n_prompt], np.array(drawn, np.int32))
+            if any(criterion(ids, self.session.logits) for criterion in criteria):
+                return
 
     @property
     def finish_reason(self) -> str:
@@ -289,28 +371,85 @@ class _Run:
         return usage(self._n_prompt, self.n_generated)
 
 
-def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Messages as chat templates take them.
+def _prompt(
+    rendering: Rendering,
+    pictures: Mapping[str, Picture],
+    codec: ChatCodec,
+    media: Callable[[], LoadedEncoder | None],
+) -> Sequence[int] | Inputs:
+    encoder = media() if pictures else None
+    if encoder is None:
+        return codec.encode(rendering)
+    layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
+    shown = with_pictures(rendering, layouts, encoder, codec.tokenizer)
+    inputs = media_inputs(plan([], shown.parts, codec.template.encode).parts, 0, lambda: encoder)
+    assert inputs is not None
+    return inputs
 
-    Content is text, arguments of calls are objects.
+
+def _schema_of(arguments: CompletionArguments, response_format: Any) -> Json | bool | None:
+    given = arguments.json_schema
+    if given is None:
+        return schema_of(response_format)
+    if response_format is not None:
+        raise InvalidRequestError("json_schema and response_format exclude each other")
+    return schema_of(given) if hasattr(given, "model_json_schema") else checked_schema(given)
+
+
+def _functions(given: Processors[Answer], name: str) -> list[Processor[Answer]]:
+    functions: Any = [given] if callable(given) else given or ()
+    if not isinstance(functions, Sequence) or not all(map(callable, functions)):
+        raise InvalidRequestError(f"{name} must be a function or several, not {given!r}")
+    return list(functions)
+
+
+def _as_messages(messages: Sequence[Mapping[str, Any]], media: Callable[[], LoadedEncoder | None]) -> list[Json]:
+    """Messages as chat templates take them, but for pictures.
+
+    Content is text, with pictures a list; arguments of calls are objects.
     """
     if not messages:
         raise InvalidRequestError("messages is empty: at least one is needed")
-    return [_as_message(message, i) for i, message in enumerate(messages)]
+    return [_as_message(message, i, media) for i, message in enumerate(messages)]
 
 
-def _as_message(message: Any, i: int) -> Json:
+def _as_message(message: Any, i: int, media: Callable[[], LoadedEncoder | None]) -> Json:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
     role, content = message["role"], message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = text_of_parts(map(_part, content), f"messages[{i}].content")
-    if content is not None and not isinstance(content, str):
+        sees = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content) and media()
+        path = f"messages[{i}].content"
+        content = _seen(content, path) if sees else text_of_parts(map(_part, content), path)
+    elif content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"messages[{i}].content must be a text, not {content!r}")
     result = {**message, "role": _ROLES.get(role, role), "content": content or ""}
     if message.get("tool_calls"):
         result["tool_calls"] = [_parsed_call(call, i) for call in message["tool_calls"]]
     return result
+
+
+def _seen(content: Sequence[Any], path: str) -> list[str | Picture]:
+    """Texts and pictures of a content.
+
+    Texts that follow each other are joined by newlines. Raises MediaError for an address that is no data URI, or has no
+    picture.
+    """
+    parts: list[str | Picture] = []
+    for i, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            given = part.get("image_url")
+            url = given.get("url") if isinstance(given, Mapping) else given
+            if not isinstance(url, str):
+                raise InvalidRequestError(f"{path}[{i}].image_url.url must be a text, not {url!r}")
+            try:
+                parts.append(Picture.of(data_of_uri(url)))
+            except MediaError as error:
+                raise MediaError(f"{path}[{i}].image_url: {error}") from None
+        else:
+            text = text_of_part(*_part(part), f"{path}[{i}]")
+            parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]
+    return parts
 
 
 def _part(part: Any) -> tuple[str, str | None]:

@@ -82,13 +82,22 @@ def plan(held: Sequence[Evaluated], parts: Sequence[Part], encode: Callable[[str
             ids = tuple(encode(run, False))
             n_kept += n_common(have.ids, ids)
         done.append(Evaluated(run, ids))
-    done += [Evaluated(part, _ids(part, encode)) for part in rest]
+    position = sum(n_positions(one) for one in done)
+    for part in rest:
+        one = Evaluated(part, _ids(part, position, encode))
+        done.append(one)
+        position += n_positions(one)
     return Plan(tuple(done), n_kept)
 
 
-def _ids(part: Part, encode: Callable[[str, bool], list[int]]) -> tuple[int, ...]:
+def n_positions(one: Evaluated) -> int:
+    """Number of positions that a part takes."""
+    return one.part.n_positions if isinstance(one.part, Tile) else len(one.ids)
+
+
+def _ids(part: Part, position: int, encode: Callable[[str, bool], list[int]]) -> tuple[int, ...]:
     if isinstance(part, Tile):
-        return part.ids
+        return part.ids_at(position)
     return (part,) if isinstance(part, int) else tuple(encode(part, False))
 
 

@@ -48,8 +48,17 @@ def tool_use(
     return ToolUse(tools, choice == "required", parallel) if tools and choice != "none" else None
 
 
-def schema_of(response_format: Mapping[str, Any] | None) -> Json | bool | None:
-    """JSON Schema of a `response_format`. Raises FieldError."""
+def schema_of(response_format: Any) -> Json | bool | None:
+    """JSON Schema of a `response_format`, which may be a Pydantic model.
+
+    Raises FieldError.
+    """
+    if hasattr(response_format, "model_json_schema"):
+        return checked_schema(response_format.model_json_schema())
+    if response_format is not None and not isinstance(response_format, Mapping):
+        raise FieldError(
+            f"response_format must be an object or a Pydantic model, not {response_format!r}", "response_format"
+        )
     kind = "text" if response_format is None else response_format.get("type")
     if kind not in FORMATS:
         allowed = "it must be text, json_object or json_schema"
@@ -78,13 +87,15 @@ def text_of_parts(parts: Iterable[tuple[str, str | None]], path: str) -> str:
 
     Raises FieldError for a part without text.
     """
-    texts = []
-    for i, (kind, text) in enumerate(parts):
-        if text is None:
-            reason = f"parts of type {kind!r} are not supported, only text"
-            raise FieldError(f"{path}[{i}]: {reason}", f"{path}[{i}].type", "unsupported_content")
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(text_of_part(kind, text, f"{path}[{i}]") for i, (kind, text) in enumerate(parts))
+
+
+def text_of_part(kind: str, text: str | None, path: str) -> str:
+    """Text of a part. Raises FieldError for one without."""
+    if text is None:
+        reason = f"parts of type {kind!r} are not supported, only text"
+        raise FieldError(f"{path}: {reason}", f"{path}.type", "unsupported_content")
+    return text
 
 
 # --- results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,8 +13,9 @@ import attrs
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.context import Evaluated, Part, Plan, extended, plan, truncated
 from llamacli.chat.formats import ChatFormat
+from llamacli.chat.functions import MAX_ROUNDS, Tools, call, described
 from llamacli.chat.media import marked, media_inputs, with_pictures
-from llamacli.chat.messages import Message, Piece, ToolCall, checked_tools
+from llamacli.chat.messages import Message, Piece, ToolCall
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
@@ -28,6 +29,7 @@ from llamacli.media.encoder import LoadedEncoder, Tile
 from llamacli.media.pictures import Picture
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session
+from llamacli.util.asynchronous import in_threads
 
 _PROBE = "Xyzzy"
 
@@ -40,8 +42,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
       between replies: the next reply continues from what they are then.
     - `max_tokens`: maximum number of tokens of a reply; created with None or -1, the size of the context.
-    - `tools`: functions that the model may call, as JSON objects; some templates tell an empty list from None.
-      `variables`: further variables of the template.
+    - `tools`: what the model may call, as JSON objects; some templates tell an empty list from None. `functions`: the
+      Python functions among the tools by name, which `run_tools` calls. `variables`: further variables of the template.
     - `stop`: stop reason of the last reply: "eos" (the model ended it), "stop" (a stop string of the parameters),
       "length" (`max_tokens`), "context" (the context is full), "interrupt" (the caller left the loop).
     - `reply_tokens`: the tokens of the last reply.
@@ -60,13 +62,14 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         metadata: Metadata,
         formats: Sequence[ChatFormat],
         session: Session | None = None,
+        seed: int | None = 1234,
         template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
         media: Callable[[], LoadedEncoder] | None = None,
     ):
         limit = token_limit(max_tokens, model.config.n_ctx if session is None else session.n_ctx)
-        self.tools = checked_tools(tools)
+        self.use_tools(tools)
         self.codec = ChatCodec(model.tokenizer, metadata, formats, template, tools=bool(self.tools))
         self.template, self.format = self.codec.template, self.codec.format
         self.model, self.system, self.max_tokens = model, system, limit
@@ -74,9 +77,20 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.variables = dict(variables or {})
         self.stop = ""
         self.reply_tokens: list[Token] = []
-        self.session = Session(model) if session is None else session
+        self.session = Session(model, seed=seed) if session is None else session
         self._held: list[Evaluated] = []
         self._media = media
+
+    def __repr__(self) -> str:
+        used, n_ctx = self.session.n_past, self.session.n_ctx
+        return f"<ChatSession of {self.model.name!r}: {len(self.history)} messages, {used} of {n_ctx} tokens>"
+
+    def use_tools(self, tools: Tools | None) -> None:
+        """Replace the tools: Python functions with type hints, or JSON objects.
+
+        Raises InvalidRequestError for a tool that is neither, or whose parameters have no JSON Schema.
+        """
+        self.tools, self.functions = described(tools)
 
     @property
     def pending(self) -> bool:
@@ -105,6 +119,38 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         """Add the result of a tool call, as text or JSON."""
         content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         self.history.append(Message("tool", content, name=call.name, tool_call_id=call.id))
+
+    def answer_calls(self, report: Callable[[ToolCall, Any], None] | None = None) -> bool:
+        """Call the functions that the last reply calls, and add their results.
+
+        False if there is none to call: the reply has no calls, or no tool is a function. What a function raises is its
+        result, `{"error": ...}`. `report` is called with each call and its result.
+        """
+        wanted = self.history[-1].tool_calls if self.functions and self.history else ()
+        for one in wanted:
+            result = call(self.functions, one)
+            self.add_tool_result(one, result)
+            if report is not None:
+                report(one, result)
+        return bool(wanted)
+
+    def run_tools(
+        self,
+        params: SamplingParams | SamplerChain | None = None,
+        *,
+        max_rounds: int = MAX_ROUNDS,
+        report: Callable[[ToolCall, Any], None] | None = None,
+        speculate: Drafter | None = None,
+    ) -> Generator[Piece, None, None]:
+        """Stream replies, calling the functions that they call, until one calls none.
+
+        There are at most `max_rounds` replies after the first. Arguments and errors are those of `respond`, and
+        `report` is that of `answer_calls`.
+        """
+        for _ in range(max_rounds + 1):
+            yield from self.respond(params, speculate=speculate)
+            if not self.answer_calls(report):
+                break
 
     def retract(self) -> Message | None:
         """Remove and return the last reply.
@@ -164,6 +210,12 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         if isinstance(params, SamplingParams):
             params = self.codec.budgeted(params, rendering)
         return self._respond(wanted, rendering, params, speculate)
+
+    def respond_async(
+        self, params: SamplingParams | SamplerChain | None = None, *, speculate: Drafter | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """Stream the reply for `async for`, computing in threads; see `respond`."""
+        return in_threads(self.respond(params, speculate=speculate))
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write conversation and session state to a file.
@@ -283,15 +335,20 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
         history = (*self.history, *more)
         messages = [attrs.evolve(message, images=()).as_dict() for message in history]
-        images = [message.images for message in history]
+        for message, shown in zip(messages, history, strict=True):
+            if shown.images:
+                message["content"] = [*shown.images, shown.content]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-            images.insert(0, ())
-        messages, pictures = marked(messages, images)
+        messages, pictures = marked(messages)
         rendering = self.codec.render(
             messages, tools=self.tools, add_generation_prompt=prompting, variables=self.variables
         )
-        return with_pictures(rendering, pictures, self.media_encoder(), self.model.tokenizer) if pictures else rendering
+        if not pictures:
+            return rendering
+        encoder = self.media_encoder()
+        layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
+        return with_pictures(rendering, layouts, encoder, self.model.tokenizer)
 
     def media_encoder(self) -> LoadedEncoder:
         """Encoder of pictures of the model, see `Model.media_encoder`."""

@@ -23,10 +23,20 @@ ELSEWHERE = {
     "show": "inspect MODEL", "create": "quantize MODEL OUT TYPE", "ls": "list", "chat": "run MODEL",
     "cli": "run MODEL", "generate": "run MODEL PROMPT", "completions": "completion bash", "server": "serve MODEL",
     "remove": "rm USER/REPO", "delete": "rm USER/REPO", "download": "pull USER/REPO", "embedding": "embed MODEL TEXT",
-    "rerank": "rank MODEL QUERY TEXT",
+    "rerank": "rank MODEL QUERY TEXT", "models": "list", "search": "list --names", "info": "inspect MODEL",
+    "tui": "run MODEL", "launch": "serve MODEL", "get": "pull USER/REPO",
     "help": "--help", "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and those here instead of them."""
+
+WITHOUT = {
+    "ps": "each command loads its own model; `llamacli serve` lists what is loaded under /models and /api/ps",
+    "stop": "a model ends with its command; Ctrl-C ends `llamacli serve`",
+    "cp": "models are files: copy the file, or give a model a name in aliases.toml (llamacli list --help)",
+    "push": "models are files; `hf upload` of huggingface_hub uploads them",
+    "login": "set HF_TOKEN, or run `hf auth login` of huggingface_hub",
+}
+"""Commands of other programs without an equal here, and what to do instead."""
 
 
 class App(click.Group):
@@ -59,6 +69,8 @@ class App(click.Group):
                 ctx.fail(f"No such command {name!r}. To run a model: llamacli run {name}")
             if name in ELSEWHERE:
                 ctx.fail(f"No such command {name!r}. Here: llamacli {ELSEWHERE[name]}")
+            if name in WITHOUT:
+                ctx.fail(f"No such command {name!r}: {WITHOUT[name]}.")
         return super().resolve_command(ctx, args)
 
     def make_context(
@@ -113,7 +125,7 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
     epilog="Environment variables set options: LLAMACLI_RUN_TEMPERATURE is `run --temperature`. `llamacli plugins` "
     "lists the commands that plugins bring.",
 )
-@click.version_option(package_name="llamacli", allow_from_autoenv=False)
+@click.version_option(package_name="llamacli-core", allow_from_autoenv=False)
 @functools.partial(global_options, env=True)
 def app() -> None:
     """Run large language models in GGUF files on CPUs."""

@@ -18,7 +18,7 @@ from llamacli.cli.output import print_json
 from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.cli.plot import ImagePath
 from llamacli.cli.progress import Task, load, shown
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 if TYPE_CHECKING:
     from llamacli.tools.bench import Row

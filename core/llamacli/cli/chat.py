@@ -22,7 +22,7 @@ from llamacli.errors import ContextOverflowError, InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, Piece, SamplingParams, Session
-    from llamacli.cli.functions import Functions
+    from llamacli.chat.functions import Functions
     from llamacli.cli.generate import Completion
 
 Decorated = TypeVar("Decorated")
@@ -96,11 +96,8 @@ class ChatOptions(NamedTuple):
 
     def create_chat(self, model: Model, session: Session, max_tokens: int, functions: Functions) -> ChatSession:
         """Create the chat session."""
-        from llamacli.cli.functions import describe
-
-        tools = [describe(function) for function in functions.values()]
         return model.create_chat(
-            self.system, max_tokens, session=session, template=self.template, tools=tools, **self.variables
+            self.system, max_tokens, session=session, template=self.template, tools=functions.values(), **self.variables
         )
 
     def about_template(self, model: Model) -> str:
@@ -137,18 +134,17 @@ def reply_once(
     params: SamplingParams,
     *,
     images: Sequence[str],
-    functions: Functions,
     on_start: Callable[[], None],
     on_piece: Callable[[Piece], None] | None,
 ) -> Completion:
     """Reply to a prompt, passing each piece to `on_piece`.
 
-    `images` are files of pictures that come before it. Calls of `functions` are answered until there is a reply without
-    any.
+    `images` are files of pictures that come before it. Calls of functions are answered until a reply has none.
 
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not, or is empty.
     """
-    from llamacli.cli.functions import MAX_ROUNDS, answer_calls
+    from llamacli.chat.functions import MAX_ROUNDS
+    from llamacli.cli.functions import answer_calls
     from llamacli.cli.generate import Completion, prompt_too_long
 
     if not prompt and not images:
@@ -171,7 +167,7 @@ def reply_once(
     try:
         stop = reply()
         for _ in range(MAX_ROUNDS):
-            if not answer_calls(chat, functions):
+            if not answer_calls(chat):
                 break
             stop = reply()
     except ContextOverflowError as error:

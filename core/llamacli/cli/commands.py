@@ -58,7 +58,7 @@ class Commands(UserDict[str, click.Command]):
                 message = f"command {entry.name!r} is ignored: {problem}"
                 self.problems.setdefault(distribution_of(entry), []).append(message)
         if not any(map(is_ours, found.values())):
-            raise PluginError("the installed distribution llamacli names no commands; install it again")
+            raise PluginError("the installed distribution llamacli-core names no commands; install it again")
         return found
 
     def __missing__(self, name: str) -> click.Command:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from pathlib import Path
-
 import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
-from llamacli.errors import ModelFormatError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 REFERENCE = "USER/REPO[:QUANT]"
-DEMO = "demo"
-"""Short name of the demo model, unless it is one of the user's own names."""
 
 
 @click.command(cls=Command)
@@ -26,7 +20,7 @@ def pull(reference: str) -> None:
 
     Prints its path. A short name, such as `family:8b`, may be given instead; `list --names` prints them. QUANT selects
     one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
-    Cached files are not downloaded again unless there is a newer revision. Needs the extra `hub`.
+    Cached files are not downloaded again unless there is a newer revision.
     """
     from llamacli.hub.names import reference as named
     from llamacli.hub.repositories import fetch
@@ -45,7 +39,7 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
     line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
-    again; `rm --packed` deletes them. Needs the extra `hub`, except for --names and --packed.
+    again; `rm --packed` deletes them.
     """
     if names and packed:
         raise click.UsageError("--names and --packed exclude each other.")
@@ -75,7 +69,7 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
 
 
 def _print_names(json: bool) -> None:
-    from llamacli.hub.names import aliases, shipped_names
+    from llamacli.hub.names import DEMO, aliases, shipped_names
 
     shipped = {DEMO: str(demo_path())} | shipped_names()
     own = aliases()
@@ -93,8 +87,8 @@ def _print_names(json: bool) -> None:
 def rm(references: tuple[str, ...], packed: bool) -> None:
     """Delete models from the Hugging Face cache.
 
-    Without QUANT all GGUF files of the repository are deleted; its other files stay. Needs the extra `hub`, except for
-    --packed: packed copies are made again when their models are loaded.
+    Without QUANT all GGUF files of the repository are deleted; its other files stay. Packed copies are made
+    again when their models are loaded.
     """
     if packed == bool(references):
         raise click.UsageError(f"Give models to delete, {REFERENCE}, or --packed.")
@@ -118,28 +112,7 @@ def model_from_hub(text: str) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """Path of a model's file, from its path or a short name.
+    """Path of a model's file, from its path or a name."""
+    from llamacli.hub.names import resolve
 
-    A model of the hub is downloaded unless cached. Raises ModelFormatError for a name that is neither a file nor known.
-    """
-    if not name or Path(name).exists():
-        return name
-    from llamacli.hub.names import located, lookup
-
-    found = lookup(name) or (demo_path() if name == DEMO else None)
-    if found is None:
-        raise ModelFormatError(_no_model(name))
-    return str(located(found))
-
-
-def _no_model(name: str) -> str:
-    from llamacli.hub.names import similar
-
-    path = Path(name)
-    if path.suffix.lower() in (".gguf", ".bin") or path.parent != Path():
-        siblings = [other.name for other in path.parent.glob("*") if other.suffix == path.suffix]
-        files = difflib.get_close_matches(path.name, siblings)
-        return f"{name}: no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
-    names = similar(name)
-    hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
-    return f"{name}: no such file, and no short name of a model; {hint}"
+    return str(resolve(name)) if name else name

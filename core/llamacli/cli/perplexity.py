@@ -16,7 +16,7 @@ from llamacli.cli.output import has_status, note, print_json, write
 from llamacli.cli.progress import Task, load, shown
 from llamacli.cli.text import decoded, read_bytes, read_stdin
 from llamacli.errors import InvalidRequestError
-from llamacli.tools.demo import demo_path
+from llamacli.hub.demo import demo_path
 
 if TYPE_CHECKING:
     from llamacli.tools.perplexity import Estimate

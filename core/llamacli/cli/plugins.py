@@ -100,7 +100,7 @@ def _list(json: bool) -> None:
         ]  # fmt: skip
         print_table(("module", "distribution", "architectures", "brings"), cells)
     else:
-        click.echo("no plugins are installed; model families are plugins: pip install 'llamacli[all]'")
+        click.echo("no plugins are installed; model families are plugins: pip install llamacli")
 
 
 def _described(row: Mapping[str, Any]) -> Iterator[str]:
@@ -173,7 +173,7 @@ def check(name: str, variants: str | None, peer: bool, transformers: bool, json:
         except ModuleNotFoundError as error:
             from llamacli.errors import InvalidRequestError
 
-            raise InvalidRequestError(f"checks need {error.name}: pip install 'llamacli[testing]'") from error
+            raise InvalidRequestError(f"checks need {error.name}: pip install 'llamacli-core[testing]'") from error
 
         given = TinyModels.of(Path(variants)) if variants else None
         architectures = _architectures(name)

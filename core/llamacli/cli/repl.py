@@ -12,10 +12,11 @@ import attrs
 import click
 
 from llamacli.chat.codec import GIVEN
+from llamacli.chat.functions import MAX_ROUNDS
 from llamacli.chat.messages import Message
 from llamacli.cli.chat import replying
 from llamacli.cli.conversations import Conversation, conversation_log
-from llamacli.cli.functions import MAX_ROUNDS, Functions, answer_calls, describe, load_functions
+from llamacli.cli.functions import answer_calls, load_functions
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, terminal_columns, write
 from llamacli.cli.progress import waiting
@@ -52,12 +53,12 @@ class Repl:
     are one message. A slash and a word begin a command, a path does not. A message that is stopped before its reply, or
     does not fit, comes back to the prompt.
 
-    `shift` drops the oldest messages when the context is full. `functions` are tools that the model may call. `logged`
+    `shift` drops the oldest messages when the context is full. `logged`
     is the conversation of the log that is continued.
     """
 
-    def __init__(self, settings: Settings, *, shift: bool, functions: Functions, logged: Conversation | None):
-        self._chat, self._settings, self._shift, self._functions = settings.chat, settings, shift, functions
+    def __init__(self, settings: Settings, *, shift: bool, logged: Conversation | None):
+        self._chat, self._settings, self._shift = settings.chat, settings, shift
         self._number = None if logged is None else logged.id
         self._model, self._about = "", dict[str, str]()
         self._attached: list[tuple[Path, str | Picture]] = []
@@ -72,9 +73,9 @@ class Repl:
         """
         if chat is not self._chat:
             chat.system, chat.history, chat.variables = self._chat.system, self._chat.history, self._chat.variables
+            chat.use_tools(self._chat.functions.values())
             self._settings.use(chat, params)
             self._chat = chat
-            self._use_functions(self._functions)
         self._model, self._about = model, about
         note(f"{Path(model).name}, a context of {chat.session.n_ctx} tokens. /help lists the commands.")
         if chat.history:
@@ -88,7 +89,9 @@ class Repl:
                 return end.args[0] if end.args else None
             except KeyboardInterrupt:
                 clear()
-                note("(Ctrl-D exits)")
+                files = ", ".join(path.name for path, _ in self._attached)
+                self._attached.clear()
+                note(f"({files} discarded; Ctrl-D exits)" if files else "(Ctrl-D exits)")
             except (LlamaCliError, OSError) as error:
                 note(f"error: {one_line(error)}")
             except MemoryError:
@@ -143,7 +146,7 @@ class Repl:
         for _ in range(MAX_ROUNDS + 1):
             if not self._stream():
                 return False
-            if not answer_calls(chat, self._functions):
+            if not answer_calls(chat):
                 break
         if self._settings.verbose:
             self.stats("")
@@ -228,7 +231,7 @@ class Repl:
                     "replies": f"read as {chat.format.name}",
                     "context": f"{n_used} of {session.n_ctx} tokens, {len(chat.history)} messages",
                     "attached": ", ".join(path.name for path, _ in self._attached) or "(none)",
-                    "tools": ", ".join(self._functions) or "(none)",
+                    "tools": ", ".join(self._chat.functions) or "(none)",
                 }
                 _print_pairs((about | ({} if argument else self._settings.values())).items())
             case _:
@@ -308,10 +311,11 @@ class Repl:
     def tools(self, argument: str) -> None:
         """Use functions of a Python file as tools."""
         if not argument:
-            note(", ".join(self._functions) or "(none)")
+            note(", ".join(self._chat.functions) or "(none)")
             return
-        self._use_functions({} if argument in ("none", "off") else load_functions(str(_path("tools", argument))))
-        note(f"({', '.join(self._functions) or 'no'} tools)")
+        functions = {} if argument in ("none", "off") else load_functions(str(_path("tools", argument)))
+        self._chat.use_tools(functions.values())
+        note(f"({', '.join(self._chat.functions) or 'no'} tools)")
 
     def save(self, argument: str) -> None:
         """Save the chat to a file."""
@@ -385,10 +389,6 @@ class Repl:
             if message.role == "user":
                 return message
         return Message("user", "")
-
-    def _use_functions(self, functions: Functions) -> None:
-        self._functions = functions
-        self._chat.tools = tuple(map(describe, functions.values()))
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ import click
 
 from llamacli.cli.chat import ChatOptions, at_terminal, reply_as_json, reply_once, shown
 from llamacli.cli.conversations import Conversation, conversation_log
-from llamacli.cli.functions import Functions, load_functions
+from llamacli.cli.functions import load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs, write_heat
 from llamacli.cli.options import warn_of_long_context
@@ -27,6 +27,7 @@ from llamacli.util.system import peak_rss
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, SamplingParams, Session, Stats
     from llamacli.cli.repl import Repl
+    from llamacli.stages.link import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class RunOptions:
     load_session: str | None
     save_session: str | None
     prompt_cache: str | None
+    workers: Workers | None
     lookup: bool
     draft: str | None
     draft_max: int
@@ -148,7 +150,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     started = time.perf_counter()
     with load(
         options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
-        options.mmproj, options.prompts,
+        options.mmproj, options.prompts, options.workers,
     ) as model:  # fmt: skip
         from llamacli.engine.packed_copies import finish_copies
 
@@ -226,7 +228,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
             )  # fmt: skip
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
-                chat, options.prompt, params, images=options.images, functions=functions, on_start=log_start,
+                chat, options.prompt, params, images=options.images, on_start=log_start,
                 on_piece=None if options.json else shown(),
             )  # fmt: skip
             fields = reply_as_json(chat)
@@ -234,7 +236,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
                 number = None if logged is None else logged.id
                 conversation_log().save(Conversation(options.model, chat.system, chat.variables, chat.history, number))
         else:
-            repl = repl or _create_repl(options, chat, params, functions, seed, logged)
+            repl = repl or _create_repl(options, chat, params, seed, logged)
             for image in options.images:
                 repl.attach(image)
             wanted = repl.run(chat, params, options.model, _about(options, model, session))
@@ -253,7 +255,6 @@ def _create_repl(
     options: RunOptions,
     chat: ChatSession,
     params: SamplingParams,
-    functions: Functions,
     seed: int,
     logged: Conversation | None,
 ) -> Repl:
@@ -264,7 +265,7 @@ def _create_repl(
 
     log = options.chat.log or logged is not None
     settings = Settings(chat, params, seed=seed, verbose=options.stats, log=log, draft_max=options.draft_max)
-    return Repl(settings, shift=options.chat.context_shift, functions=functions, logged=logged)
+    return Repl(settings, shift=options.chat.context_shift, logged=logged)
 
 
 def _check(session: Session, params: SamplingParams) -> None:

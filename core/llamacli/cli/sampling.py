@@ -87,7 +87,7 @@ _OTHERS = (
 _CONSTRAINTS = (
     option(
         "--grammar", metavar="TEXT",
-        help="Constrain generation to a grammar in GBNF. Needs the extra `grammar`, like the next three options.",
+        help="Constrain generation to a grammar in GBNF.",
     ),
     option("--grammar-file", type=PATH, help="Read the grammar from a file."),
     option("-j", "--json-schema", metavar="JSON", help="Constrain generation to JSON valid under a JSON Schema."),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 
 import attrs
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
+from llamacli.engine.stages import StagedProgram
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
 from llamacli.inputs import Inputs, cell_keys, is_in_span
@@ -23,6 +26,8 @@ from llamacli.util.settings import Prompts
 Batch = list[tuple[int, int, int]]
 """Parts of chunks: the index of each, its first token, the number of tokens."""
 Logits = npt.NDArray[np.float32]
+Running = deque[tuple[Future[list[Logits]], Batch, list[int]]]
+"""Batches in later stages of a pipeline, in order: results, parts, and how many rows of each are wanted."""
 
 CHECKPOINT_TOKENS = 2048
 """Tokens of a prompt after which recurrent states are checkpointed; a multiple of a batch."""
@@ -109,11 +114,17 @@ def evaluate(
         batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
     else:
         batches = _batches(chunks, starts, encoded, prompts)
+    running = Running()
     try:
         for batch in batches:
-            n_done += _run(program_of, chunks, batch, starts, encoded, prompts, rows, hidden)
+            program = program_of(chunks[batch[0][0]].adapters)
+            n_done += _run(program, chunks, batch, starts, encoded, prompts, rows, hidden, running)
+            if isinstance(program, StagedProgram) and len(running) >= program.n_stages:
+                _finish(running, rows)
             if progress is not None:
                 progress(n_done, n_tokens)
+        while running:
+            _finish(running, rows)
     except BaseException:
         for chunk, start in zip(chunks, starts, strict=True):
             chunk.cache.truncate(start)
@@ -122,7 +133,7 @@ def evaluate(
         if len(chunk.ids):
             keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
             if chunk.n_generated:
-                keys = _keys(program_of, chunk, prompts[i])
+                keys = _keys(program_of(chunk.adapters), chunk, prompts[i])
             chunk.cache.commit(keys, n_ahead=chunk.n_ahead)
             if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
                 _keep(chunk.keep, chunk.cache.fork_before_last())
@@ -150,8 +161,17 @@ def evaluate_each(program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: boo
     return results
 
 
+def _finish(running: Running, rows: Sequence[list[Logits]]) -> None:
+    """Wait for the first batch that runs, and append its results."""
+    future, batch, counts = running.popleft()
+    (logits,), row = future.result(), 0
+    for (i, _, _), n_rows in zip(batch, counts, strict=True):
+        rows[i].append(logits[row : row + n_rows])
+        row += n_rows
+
+
 def _run(
-    program_of: ProgramOf,
+    program: Program,
     chunks: Sequence[Chunk],
     batch: Batch,
     starts: Sequence[int],
@@ -159,12 +179,14 @@ def _run(
     prompts: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
+    running: Running,
 ) -> int:
     """Run a batch, and append its results to `rows`.
 
-    Returns its number of tokens.
+    That of a pipeline is appended to `running`: later stages compute it while the first begins another one. Returns its
+    number of tokens.
     """
-    program, spans, parts, counts, takes_hidden = program_of(chunks[batch[0][0]].adapters), [], [], [], False
+    spans, parts, counts, takes_hidden = [], [], [], False
     for i, first, n in batch:
         chunk, ids, start, n_left = chunks[i], chunks[i].ids, starts[i] + first, len(chunks[i].ids) - first - n
         n_kept_before = chunk.n_ahead or int(chunk.keep is not None and len(chunk.ids) > 1)
@@ -186,27 +208,32 @@ def _run(
         if takes_hidden:
             logits, states = program.forward_with_hidden(tokens, spans, counts)
             _give_hidden(states, batch, spans, parts, chunks)
+        elif isinstance(program, StagedProgram):
+            future = program.submit(tokens, spans, counts, "hidden" if hidden else "logits")
+            running.append((future, batch, counts))
+            logits = None
         else:
             logits = program.forward(tokens, spans, counts, hidden=hidden)
     row = 0
     for (i, first, n), n_rows in zip(batch, counts, strict=True):
         chunk = chunks[i]
-        rows[i].append(logits[row : row + n_rows])
-        row += n_rows
+        if logits is not None:
+            rows[i].append(logits[row : row + n_rows])
+            row += n_rows
         if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
             chunk.cache.advance(starts[i] + first + n)
             if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
-                keys = _keys(program_of, chunk, prompts[i])
+                keys = _keys(program, chunk, prompts[i])
+                while running:  # a checkpoint may outlive a batch that fails
+                    _finish(running, rows)
                 _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + keys[: first + n]))
     return len(tokens)
 
 
-def _keys(program_of: ProgramOf, chunk: Chunk, n_prompt: int) -> list[int]:
+def _keys(program: Program, chunk: Chunk, n_prompt: int) -> list[int]:
     """Content keys of a chunk's cells."""
     keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
-    if not chunk.n_generated or program_of(chunk.adapters).prompts is not Prompts.TILES:
-        return keys
-    return cell_keys(keys, n_prompt)
+    return cell_keys(keys, n_prompt) if chunk.n_generated and program.prompts is Prompts.TILES else keys
 
 
 def _keep(keep: Callable[[KVSequence], None], checkpoint: KVSequence) -> None:
@@ -262,8 +289,8 @@ def check_inputs(graph: Graph, inputs: Inputs) -> None:
             raise InvalidRequestError(f"token {ids.max()} is not an id from 0 to {embedding.table.shape[0] - 1}")
     if inputs.embeddings is not None:
         width = inputs.embeddings.shape[1]
-        if embedding is None or width != embedding.out.width:
-            expected = "takes none" if embedding is None else f"has embeddings of {embedding.out.width}"
+        if embedding is None or width != graph.embedding_width:
+            expected = "takes none" if embedding is None else f"has embeddings of {graph.embedding_width}"
             raise InvalidRequestError(f"embeddings have rows of {width} numbers, and the model {expected}")
     if inputs.positions is not None and inputs.positions.shape[1] > graph.n_components:
         raise InvalidRequestError(

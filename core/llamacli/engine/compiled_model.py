@@ -301,8 +301,9 @@ class CompiledModel:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
         if kind not in self._pools:
-            layout = KVLayout.of(self.program.states, kind, self.program.recurrent)
-            pool = KVPool(layout, f"{self.identity}-{self.variant}")
+            held = self.program.graph.held
+            layout = KVLayout.of(self.program.states, kind, self.program.recurrent, held)
+            pool = KVPool(layout, f"{self.identity}-{self.variant}", logs=held is not None)
             self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 

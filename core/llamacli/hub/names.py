@@ -16,12 +16,22 @@ from typing import Any
 
 import attrs
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, ModelNotFoundError
+from llamacli.hub.demo import demo_path
 from llamacli.hub.repositories import Reference, cached, fetch
 from llamacli.util.folders import user_folder
 
 LATEST = "latest"
+DEMO = "demo"
+"""Short name of the demo model, unless it is one of the user's own names."""
+
 _QUANT = re.compile(r"(?P<tag>.+?)-(?P<quant>(?:i?q\d|b?f16|f32|mxfp4)\w*)", re.IGNORECASE)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
+_ADDRESS = re.compile(
+    r"https?://(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?/?"
+    r"(?:(?:tree|resolve|blob)/[^/]+/?(?:(?P<file>.+?)(?:-\d{5}-of-\d{5})?\.gguf)?(?:\?.*)?)?",
+    re.ASCII,
+)
 
 
 @functools.cache
@@ -57,16 +67,21 @@ def aliases_path() -> Path | None:
 
 
 def lookup(name: str) -> Reference | Path | None:
-    """Repository or file of a short name; None for an unknown one.
+    """Repository or file of a short name or an address.
 
-    A tag may end in a type, as in `family:8b-q8_0`, and hf.co/user/repo is a repository, as in ollama.
+    None for an unknown name. A tag may end in a type, as in `family:8b-q8_0`. hf.co/user/repo is a repository, as in
+    ollama; so is the address of a repository or a file at the hub. Raises InvalidRequestError for an address elsewhere.
     """
     if name.startswith(("hf.co/", "huggingface.co/")):
         return Reference.parse(name)
+    if name.startswith(("http://", "https://")):
+        return _at_address(name)
     own = aliases().get(name)
     if own is not None:
         path = Path(own).expanduser()
         return path if path.is_file() or own.endswith(".gguf") else Reference.parse(own)
+    if name == DEMO:
+        return demo_path()
     key = name.lower().removesuffix(f":{LATEST}")
     repo = shipped_names().get(key)
     if repo is not None:
@@ -75,6 +90,19 @@ def lookup(name: str) -> Reference | Path | None:
     if found is not None and found["tag"] in shipped_names():
         return attrs.evolve(Reference.parse(shipped_names()[found["tag"]]), quant=found["quant"].upper())
     return None
+
+
+def _at_address(address: str) -> Reference:
+    """Repository of an address at the hub.
+
+    The name of a file, less .gguf and the number of its part, is the quant.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise InvalidRequestError(
+            f"{address} is not an address of a model at huggingface.co; download the file and give its path"
+        )
+    return Reference(found["repo"], found["quant"] or found["file"])
 
 
 def reference(name: str) -> Reference:
@@ -88,11 +116,34 @@ def reference(name: str) -> Reference:
 def resolve(name: str) -> Path:
     """Path of a model's file.
 
-    The name is a path, a short name or `user/repo[:quant]`. A model of the hub is downloaded unless cached. Raises
-    InvalidRequestError for a name that is none of these, HubError if the model cannot be downloaded.
+    The name is a path, a short name, `user/repo[:quant]` or an address at the hub. A model of the hub is downloaded
+    unless cached. `user/repo` is a path if there is a folder `user`, or if it ends like a file. Raises
+    ModelNotFoundError for a name that is none of these, HubError if the model cannot be downloaded.
     """
     path = Path(name)
-    return path if path.is_file() else located(lookup(name) or Reference.parse(name))
+    if path.exists():
+        return path
+    found = lookup(name)
+    if found is None and _REPOSITORY.fullmatch(name) and not path.parent.exists() and not _like_a_file(path):
+        found = Reference.parse(name)
+    if found is None:
+        raise ModelNotFoundError(name, _no_model(name))
+    return located(found)
+
+
+def _like_a_file(path: Path) -> bool:
+    return path.suffix.lower() in (".gguf", ".bin", ".safetensors")
+
+
+def _no_model(name: str) -> str:
+    path = Path(name)
+    if _like_a_file(path) or path.parent != Path():
+        siblings = [other.name for other in path.parent.glob("*") if other.suffix == path.suffix]
+        files = difflib.get_close_matches(path.name, siblings)
+        return "no such file" + (f"; similar in its folder: {', '.join(files)}" if files else "")
+    names = similar(name)
+    hint = f"similar names: {', '.join(names)}" if names else "llamacli list --names prints the short names"
+    return f"no such file, and no short name of a model; {hint}"
 
 
 def located(found: Reference | Path) -> Path:

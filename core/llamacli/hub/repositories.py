@@ -1,6 +1,6 @@
 """Download and cache of GGUF models from the Hugging Face hub.
 
-Needs `huggingface_hub`, the extra `hub`, and shares its cache with other tools. Its environment variables apply:
+Needs `huggingface_hub` and shares its cache with other tools. Its environment variables apply:
 HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
@@ -261,12 +261,12 @@ def _library() -> Any:
     try:
         library = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise HubError("models of the hub need huggingface_hub: pip install 'llamacli[hub]'") from None
+        raise HubError("models of the hub need huggingface_hub: pip install huggingface_hub") from None
     version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
     if version < _MIN_VERSION:
         needed = ".".join(map(str, _MIN_VERSION))
         raise HubError(
-            f"huggingface_hub {library.__version__} is too old, {needed} is needed: pip install -U 'llamacli[hub]'"
+            f"huggingface_hub {library.__version__} is too old, {needed} is needed: pip install -U huggingface_hub"
         )
     return library
 

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ Rows = npt.NDArray[np.float32]
 KEPT_BYTES = 256 << 20
 """Size limit of the rows of embeddings that an encoder keeps, in bytes."""
 
+LAYOUT_BYTES = 64 << 20
+"""Size limit of the tiles of files that an encoder keeps, in bytes."""
+
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 
@@ -51,6 +54,9 @@ class MediaEncoder(Architecture):
     is_bidirectional: bool = False
     """True if the tokens of a tile attend to each other in both directions in the language model."""
 
+    has_grid: bool = False
+    """True if the tokens of a tile have positions of rows and columns in the language model (M-RoPE)."""
+
     transposed: tuple[str, ...] = ()
     """Names of matrices that files store as (n_in, n_out)."""
 
@@ -62,18 +68,49 @@ class MediaEncoder(Architecture):
         tokens in the text are parsed.
         """
 
+    def windows(self, rows: int, columns: int, config: Any) -> list[list[int]]:
+        """Windows of a tile, in which attention with `spans` stays.
+
+        Each is a list of tokens of the language model, numbered from left to right and from top to bottom; together
+        they have every token once.
+        """
+        return []
+
 
 @attrs.frozen
 class Tile:
     """A tile of a picture; equal if the rows of embeddings are.
 
     `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels` are None in
-    one that was evaluated by another process.
+    one that was evaluated by another process. `grid`, its rows and columns of tokens, is that of M-RoPE, else None;
+    then `ids` are those at position 0.
     """
 
     key: bytes
     ids: tuple[int, ...] = attrs.field(eq=False, repr=False)
     pixels: Pixels | None = attrs.field(eq=False, repr=False, default=None)
+    grid: tuple[int, int] | None = attrs.field(eq=False, default=None)
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of the language model that it takes."""
+        return max(self.grid) if self.grid else len(self.ids)
+
+    def positions(self, first: int) -> npt.NDArray[np.int32] | None:
+        """Positions of its rows (time, height, width), int32 [n, 3].
+
+        They begin with `first`; None without a grid.
+        """
+        if self.grid is None:
+            return None
+        places = np.indices(self.grid, np.int32).reshape(2, -1)
+        return first + np.stack([np.zeros_like(places[0]), *places], -1)
+
+    def ids_at(self, first: int) -> tuple[int, ...]:
+        """Content keys of its rows from position `first` on."""
+        if self.grid is None:
+            return self.ids
+        return tuple(Inputs.keys_of(self.row_keys, positions=self.positions(first)))
 
     @property
     def row_keys(self) -> list[int]:
@@ -85,7 +122,7 @@ class LoadedEncoder:
     """A media encoder with the weights of its file. Made by `compile_encoder`.
 
     - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
-    - `n_embd`: the width of its rows; `is_bidirectional`: see `MediaEncoder`.
+    - `n_embd`: the width of its rows, those of deepstack included; `is_bidirectional`: see `MediaEncoder`.
     - `config`, `metadata`: its hyperparameters, and every key of its file.
 
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
@@ -99,7 +136,8 @@ class LoadedEncoder:
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
-        self._lock = fork_safe(threading.RLock())
+        self._file_layouts: OrderedDict[bytes, list[str | Tile]] = OrderedDict()
+        self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, picture: Picture) -> list[str | Tile]:
         """Text and tiles of a picture, in order; nothing is encoded."""
@@ -107,6 +145,22 @@ class LoadedEncoder:
             if picture not in self._layouts:
                 self._layouts[picture] = self._layout(picture)
             return self._layouts[picture]
+
+    def layout_of_file(self, source: bytes) -> list[str | Tile]:
+        """Text and tiles of the picture in a file's bytes.
+
+        Those of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
+        """
+        key = hashlib.blake2b(source, digest_size=32).digest()
+        with self._lock:
+            found = self._file_layouts.pop(key, None)
+        if found is None:
+            found = self._layout(Picture.of(source))
+        with self._lock:
+            self._file_layouts[key] = found
+            while len(self._file_layouts) > 1 and sum(map(_n_bytes, self._file_layouts.values())) > LAYOUT_BYTES:
+                self._file_layouts.popitem(last=False)
+        return found
 
     def _layout(self, picture: Picture) -> list[str | Tile]:
         c = self.config
@@ -118,14 +172,20 @@ class LoadedEncoder:
             if isinstance(part, str):
                 found.append(part)
                 continue
-            n_patches, rest = divmod(part.shape[0] * part.shape[1], c.patch_size**2)
-            if rest or n_patches % n_merged or not 0 < n_patches <= (self.program.graph.n_batch or 0):
+            n_patches = part.shape[0] * part.shape[1] // c.patch_size**2
+            side = c.patch_size * c.n_merge
+            if part.shape[0] % side or part.shape[1] % side or not 0 < n_patches <= c.max_patches:
                 raise PluginError(
-                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches"
+                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches, or more "
+                    f"than {c.max_patches}"
                 )
             key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
             keys = _row_keys(key, n_patches // n_merged)
-            found.append(Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part))
+            tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
+            if self._encoder.has_grid:
+                tile = attrs.evolve(tile, grid=(part.shape[0] // side, part.shape[1] // side))
+                tile = attrs.evolve(tile, ids=tile.ids_at(0))
+            found.append(tile)
         return found
 
     def encode(self, tile: Tile) -> Rows:
@@ -133,25 +193,58 @@ class LoadedEncoder:
 
         Those of tiles encoded before are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
         """
+        pieces = self.encode_in_pieces(tile)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                rows: Rows = end.value
+                return rows
+
+    def encode_in_pieces(self, tile: Tile) -> Generator[None, None, Rows]:
+        """Encode a tile in short pieces, after each of which it yields.
+
+        The rows are the generator's return value, those of `encode`. Another thread that encodes waits until it has
+        ended or is closed.
+        """
+        with self._running:
+            rows = self._kept.get(tile.key)
+            if rows is None:
+                rows = yield from self._encoded(tile)
         with self._lock:
-            rows = self._kept.pop(tile.key, None)
-            rows = self._encoded(tile) if rows is None else rows
             self._kept[tile.key] = rows
+            self._kept.move_to_end(tile.key)
             while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
-            return rows
+        return rows
 
-    def _encoded(self, tile: Tile) -> Rows:
-        c = self.config
+    def _encoded(self, tile: Tile) -> Generator[None, None, Rows]:
+        c, program = self.config, self.program
         assert tile.pixels is not None
         patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
-        n = len(patches)
-        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), numbers[:, None])
+        n, columns = len(patches), tile.pixels.shape[1] // c.patch_size
+        side = c.patch_size * c.n_merge
+        with plugin_errors(f"media encoder {self.projector!r}"):
+            windows = self._encoder.windows(tile.pixels.shape[0] // side, tile.pixels.shape[1] // side, c)
+        order = np.array([token for window in windows for token in window] or range(len(tile.ids)))
+        grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
+        patches, numbers = patches[grouped], numbers[grouped]
+        stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
+        spans = tuple(zip([0, *stops], stops, strict=False))
+        positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
-            with np.errstate(all="ignore"):
-                rows = self.program.forward(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
-        rows = np.ascontiguousarray(rows)
+            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+            while True:
+                try:
+                    with np.errstate(all="ignore"):
+                        next(pieces)
+                except StopIteration as end:
+                    rows: Rows = end.value
+                    break
+                yield
+        rows = np.ascontiguousarray(rows[np.argsort(order)])
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
         rows.flags.writeable = False
@@ -169,6 +262,7 @@ class LoadedEncoder:
         with self._lock:
             self._program = None
             self._kept.clear()
+            self._file_layouts.clear()
 
     def __repr__(self) -> str:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
@@ -187,10 +281,10 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
         view = _Matrices(file, encoder.transposed)
         weights = encoder.tensors(config).bind(view)
         graph = trace(encoder, config, weights)
-        graph.n_batch = config.n_patches
+        graph.n_batch = config.max_patches
         if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
             raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
-        if graph.ops[-1].out.width != config.n_embd_text:
+        if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
                 f"{file.path}: clip.vision.projection_dim = {config.n_embd_text}, and the projector makes rows of "
                 f"{graph.ops[-1].out.width}"
@@ -237,6 +331,10 @@ class _Matrices:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _n_bytes(layout: Sequence[str | Tile]) -> int:
+    return sum(part.pixels.nbytes for part in layout if isinstance(part, Tile) and part.pixels is not None)
 
 
 def _row_keys(key: bytes, n: int) -> list[int]:

@@ -1,10 +1,12 @@
 """Pictures: decoding by Pillow within limits, resizing, and patches.
 
-Needs Pillow, the extra `media`. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
+Needs Pillow. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import io
 import logging
@@ -55,7 +57,7 @@ class Picture:
         Arrays are uint8, [h, w] grey, [h, w, 3] RGB or [h, w, 4] with transparency. Pictures are turned as their EXIF
         orientation says; what is transparent becomes white; of several frames the first is taken, and a warning in the
         log says so. Raises MediaError for a file that cannot be read or decoded, one beyond `MAX_BYTES` or
-        `MAX_PIXELS`, and for anything else; naming the extra if Pillow is missing.
+        `MAX_PIXELS`, and for anything else; naming Pillow if it is missing.
         """
         pillow = _pillow()
         if isinstance(given, Picture):
@@ -108,6 +110,26 @@ def padded(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
     return out
 
 
+def fitting(width: int, height: int, align: int, pixels: tuple[int, int]) -> tuple[int, int]:
+    """Size near that of a picture, in multiples of `align`.
+
+    Its width and height, with as many pixels as the two limits allow ("smart resize" in transformers). Raises
+    MediaError for proportions with which no size does.
+    """
+    one = np.float32
+    w, h = (max(align, math.floor(one(n) / one(align) + one(0.5)) * align) for n in (width, height))
+    least, most = pixels
+    if w * h > most:
+        beta = np.sqrt(one(height) * one(width) / one(most))
+        w, h = (max(align, math.floor(one(n) / beta / one(align)) * align) for n in (width, height))
+    elif w * h < least:
+        beta = np.sqrt(one(least) / (one(height) * one(width)))
+        w, h = (math.ceil(one(n) * beta / one(align)) * align for n in (width, height))
+    if w * h > most:
+        raise MediaError(f"a picture of {width} x {height} pixels is too long: no size of its proportions fits")
+    return w, h
+
+
 def unfolded(
     pixels: Pixels, patch: int, merge: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
@@ -132,11 +154,28 @@ def digest(pixels: Pixels) -> bytes:
     ).digest()
 
 
+def data_of_uri(uri: str) -> bytes:
+    """Bytes of a data URI in base64.
+
+    Raises MediaError for anything else, and for more than `MAX_BYTES`.
+    """
+    head, comma, text = uri[:256].partition(",")
+    if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+        raise MediaError(f"it is not a data URI such as data:image/png;base64,...: {uri[:32]!a}")
+    text = uri[len(head) + 1 :]
+    if len(text) > MAX_BYTES * 4 // 3 + 4:
+        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {MAX_BYTES} of a picture")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"its data URI is not base64: {error}") from None
+
+
 def _pillow() -> ModuleType | Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MediaError(f"pictures need Pillow: pip install 'llamacli[media]' ({error})") from error
+        raise MediaError(f"pictures need Pillow: pip install pillow ({error})") from error
     return Image
 
 

@@ -6,8 +6,9 @@ directions, cross attention.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from llamacli.kernels.kv_types.types import PAGE
 from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.columns import columns
-from llamacli.ops.lowering import NO_LIMIT, Lowering, f32
+from llamacli.ops.lowering import NO_LIMIT, HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.store import KeyValues, cache_slot, head_scratch, store
 from llamacli.ops.values import Array, Param, Tensor, Value
+from llamacli.util.memory import anonymous
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
@@ -57,7 +59,7 @@ class Attention(Op):
     out = softmax(softcap(scale * q k^T) - slope * distance + bias, causal, windowed) v. `sinks`, one number a head, are
     logits of one more position, whose value is zero. `alibi` is the largest exponent of the slopes. `bias`, (n_buckets,
     n_head), is looked up by `relative_buckets`. Unless `causal`, a token sees those behind it too, as many as before
-    it. With `cross`, it sees the encoder's text.
+    it. With `cross`, it sees the encoder's text; with `spans`, only its bidirectional span.
     """
 
     mixes_tokens = True
@@ -73,11 +75,12 @@ class Attention(Op):
     bias: Tensor | None = None
     max_distance: int = 0
     cross: bool = False
+    spans: bool = False
 
     @property
     def needs_whole_input(self) -> bool:
         """See Op."""
-        return not self.causal
+        return not self.causal or self.spans
 
     @property
     def uses_distance(self) -> bool:
@@ -96,6 +99,8 @@ class Attention(Op):
         for i, heads in enumerate(queries):
             own = run.start + i
             seen = slice(0, run.span.n_encoded) if self.cross else run.seen(i, n_before, n_after, state.chunk)
+            if self.spans:
+                seen = slice(int(run.span.firsts[i]), seen.stop)
             # BLAS sums in an order that depends on the layout, which must be the same however the batch was split.
             seen_keys = np.ascontiguousarray(keys[..., seen], np.float64)
             seen_values = np.ascontiguousarray(values[:, seen], np.float64)
@@ -132,25 +137,32 @@ class Attention(Op):
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
-        from llamacli.kernels.attention import ATTENTION, attention, latent_attention
+        from llamacli.kernels.attention import ATTENTION, attention, latent_attention, partial_bytes
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
         sinks = to.vector(self.sinks) if self.sinks else None
         n_head = q.width // self.head_dim
         slopes = None if self.alibi is None else to.memory(alibi_slopes(n_head, self.alibi).astype(np.float32))
         n_before, n_after = self._reach(state.window)
-        bias = None
+        bias, firsts = None, None
+        if self.spans:
+            firsts = Slot("first cells of spans", "int64", 1)
+            if to.maker(firsts) is None:
+                to.host_step(functools.partial(_fill_firsts, firsts), [], [firsts])
         if self.bias is not None:
             edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
             table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
             bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
+        scratch = head_scratch(to, state)
+        n_bytes = partial_bytes(state.head_dim if state.values_in_keys else state.value_dim, len(scratch))
+        partials = to.shared(("sums of chunks", n_bytes), lambda: anonymous(n_bytes))
         to.step(
             latent_attention if state.values_in_keys else attention, ATTENTION, reads=[cache_slot(self.layer)],
             q=q, out=out, group=n_head // state.n_head_kv, n_head_kv=state.n_head_kv, head_dim=self.head_dim,
             value_dim=state.value_dim, layer=self.layer, sinks=sinks, slopes=slopes, window=n_before + 1,
             chunk=state.chunk or NO_LIMIT, n_after=n_after, scale=self.scale, softcap=self.softcap, bias=bias,
-            max_distance=self.max_distance, cross=self.cross, scratch=head_scratch(to, state),
-            work_seen=float(q.width + out.width),
+            max_distance=self.max_distance, cross=self.cross, firsts=firsts, scratch=scratch, partials=partials,
+            partial_bytes=n_bytes, work_seen=float(q.width + out.width),
         )  # fmt: skip
 
     @classmethod
@@ -166,6 +178,12 @@ class Attention(Op):
         for causal in (True, False):
             bias = param(f"bias_{causal}", 8, x.width // 16)
             yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3, bias=bias, max_distance=12, causal=causal)
+        yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3, spans=True)
+
+
+def _fill_firsts(slot: Slot, rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:
+    for first, span in rows.parts():
+        at(slot)[first : first + span.n, 0] = span.firsts
 
 
 def attention(
@@ -181,6 +199,7 @@ def attention(
     bias: Param | None = None,
     max_distance: int = 128,
     cross: bool = False,
+    spans: bool = False,
 ) -> Value:
     """Record attention with grouped queries (Ainslie et al. 2023).
 
@@ -190,7 +209,8 @@ def attention(
     `causal=False` a token sees all tokens of its input, or with a window of w those at most w // 2 away: for embedding
     models, which evaluate a text at once. `bias` adds a number to scores by head and bucket of distance (relative
     position bias of T5, Raffel et al. 2020; `relative_attention_max_distance`). With `cross`, tokens of the decoder see
-    the encoder's text, whose keys and values a `store` before `decoder` has cached.
+    the encoder's text, whose keys and values a `store` before `decoder` has cached. With `spans`, a token sees only the
+    bidirectional span of the inputs that it is in, such as the window of a patch in a media encoder, or itself.
 
     Formula: `out = softmax(softcap(scale * q @ k.T) - slope * |i - j| + bias[bucket(j - i)]) @ v` over what is seen
     Shapes: q [n, n_head * head_dim], sinks (n_head,), bias (n_buckets, n_head); out [n, n_head * value_dim]
@@ -219,5 +239,7 @@ def attention(
     weight, table = (param.weight if param else None for param in (sinks, bias))
     out = g.value(n_head * state.value_dim)
     return g.record(
-        Attention(out, q, kv.layer, state.head_dim, scale, softcap, weight, alibi, causal, table, max_distance, cross)
+        Attention(
+            out, q, kv.layer, state.head_dim, scale, softcap, weight, alibi, causal, table, max_distance, cross, spans
+        )
     )

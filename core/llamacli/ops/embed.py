@@ -45,7 +45,7 @@ class Embed(Op):
             out = out + run.scale_of(change) * product(run[change.a][tokens], run[change.b])
         out = self.scale * out
         if inputs is not None and inputs.embeddings is not None and self.placeholder is None:
-            out[inputs.rows] = inputs.embeddings
+            out[inputs.rows] = inputs.embeddings[:, : self.out.width]  # the rest is that of deepstack
         return out
 
     def lower(self, to: Lowering) -> None:

@@ -48,7 +48,8 @@ class Rope:
 
     `components`, one a pair, make it multimodal RoPE (M-RoPE, Wang et al. 2024): the pair's angle is that of the first
     (time), second (height), third (width) or fourth of a token's positions, numbers 0 to 3. On text the first three are
-    equal and the fourth is 0.
+    equal and the fourth is 0. With `axial`, the frequencies begin anew with each component, as if its pairs were all
+    (2D RoPE of vision transformers, Heo et al. 2024).
     """
 
     n_dims: int
@@ -62,6 +63,7 @@ class Rope:
     n_ctx_orig: int = 0
     first: int = 0
     components: tuple[int, ...] = ()
+    axial: bool = False
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
@@ -112,9 +114,13 @@ class Rope:
             angle = angle * np.array([1, 1, 1, 0], np.float32)
         pairs = self.n_dims // 2
         angles = np.empty((len(angle), pairs), np.float32)
-        step = np.float32(self.base) ** np.float32(-2.0 / self.n_dims)
+        first, n_turns = angle, len({*self.components}) if self.axial else 1
+        step = np.float32(self.base) ** np.float32(-2.0 * n_turns / self.n_dims)
         for pair in range(pairs):
-            angles[:, pair] = angle[:, self.components[pair] if self.components else 0]
+            component = self.components[pair] if self.components else 0
+            if self.axial and component not in self.components[:pair]:
+                angle = first
+            angles[:, pair] = angle[:, component]
             angle = angle * step
         if factors is not None:
             angles /= factors
@@ -177,12 +183,14 @@ class RopeTable:
     def jump(self, positions: npt.NDArray[np.int32]) -> None:
         """Compute cosines and sines of positions, int32 [m, 1 or 4].
 
-        They are at most N_BATCH.
+        They are at most N_BATCH, but for pictures.
         """
-        if not self._jumps:
-            empty = np.zeros((N_BATCH, self._rope.n_dims // 2), np.float32)
-            self._jumps = [self._memory(empty), self._memory(empty.copy())]
-            self._point(self._jumps, "jump_")
+        if not self._jumps or len(self._jumps[0]) < len(positions):
+            empty = np.zeros((max(N_BATCH, len(positions)), self._rope.n_dims // 2), np.float32)
+            jumps = [self._memory(empty), self._memory(empty.copy())]
+            self._alive.append(jumps)
+            self._point(jumps, "jump_")
+            self._jumps = jumps
         for table, values in zip(self._jumps, self._rope.table(positions, self._factors), strict=True):
             table[: len(positions)] = values
 
@@ -295,6 +303,7 @@ class Rotate(Op):
         yield rope(g, x, Rope(16, interleaved=False), 16, param("rope_freqs", 8))
         yield rope(g, x, Rope(6, interleaved=False, first=4), 16)
         yield rope(g, x, Rope(8, interleaved=False, components=(0, 1, 2, 3)), 16)
+        yield rope(g, x, Rope(16, interleaved=False, components=(1, 1, 1, 1, 2, 2, 2, 2), axial=True), 16)
 
 
 def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:
@@ -325,6 +334,9 @@ def rope(
     components = rope.components or (0,) * (rope.n_dims // 2)
     whole = len(components) == rope.n_dims // 2 and {*components} <= {*range(N_COMPONENTS)}
     expect("rope", whole, f"position components {components} of {rope.n_dims // 2} pairs")
+    in_order = not rope.axial or sorted(components, key=components.index) == [*components]
+    even = not rope.axial or len({components.count(one) for one in components}) == 1
+    expect("rope", in_order and even, f"axial frequencies and position components {components}")
     for weight in filter(None, (normal, long)):
         expect("rope", weight.shape[-1] >= rope.n_dims // 2, f"{weight.name} and {rope.n_dims} dimensions")
     return g.record(Rotate(g.value(x.width), x, rope, normal, long, head_dim))

@@ -48,6 +48,14 @@ class Span:
         """Cells before position 0: the encoder's, for a decoder's tokens."""
         return 0 if self.encodes else self.n_encoded
 
+    @property
+    def firsts(self) -> npt.NDArray[np.int64]:
+        """First cell of each token's bidirectional span, or its own, [n]."""
+        out = np.arange(self.start, self.start + self.n)
+        for start, stop in self.inputs.spans if self.inputs is not None else ():
+            out[start:stop] = self.start + start
+        return out
+
     def part(self, first: int, stop: int) -> Span:
         """Tokens `first` to `stop` - 1 of the span."""
         hidden = None if self.hidden is None else self.hidden[first:stop]

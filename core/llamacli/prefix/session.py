@@ -213,7 +213,7 @@ class PrefixSession(contextlib.AbstractContextManager["PrefixSession"]):
         return ContextManifest(
             profile_id=profile_id,
             backend="llamacli",
-            backend_version=importlib.metadata.version("llamacli"),
+            backend_version=importlib.metadata.version("llamacli-core"),
             model_digest=self.model.identity,
             prompt_format=self._prompt_format,
             prompt_template_digest=config.prompt_template_digest,

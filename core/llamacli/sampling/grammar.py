@@ -326,9 +326,7 @@ def _engine() -> type[LLMatcher]:
     try:
         import llguidance
     except ImportError:
-        raise InvalidRequestError(
-            "grammars and JSON Schemas need llguidance: pip install 'llamacli[grammar]'"
-        ) from None
+        raise InvalidRequestError("grammars and JSON Schemas need llguidance: pip install llguidance") from None
     return llguidance.LLMatcher
 
 

@@ -30,9 +30,9 @@ def _schema(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
-        return json.dumps(value)
+        return json.dumps(value.model_json_schema() if hasattr(value, "model_json_schema") else value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"json_schema must be a string or JSON data: {error}") from None
+        raise InvalidRequestError(f"json_schema must be a string, JSON data or a Pydantic model: {error}") from None
 
 
 def _only_texts(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: Any) -> None:
@@ -98,7 +98,8 @@ class SamplingParams(_Numbers):
     - `allowed_token_ids`: ids of the only tokens that may be drawn; () allows all.
     - `bad_words`: texts that do not come, as tokens at a text's beginning or after a space.
     - `end_token_ids`: ids that end the text, for `min_tokens`, besides those of the tokenizer.
-    - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict or JSON text.
+    - `grammar`: a grammar in GBNF that constrains the text; `json_schema`: a JSON Schema, as a dict,
+      JSON text or a Pydantic model.
     - `grammar_triggers`: the grammar or schema applies from the first of these texts on, which is part of it;
       without any it applies from the start.
     - `grammar_after`: the markers of reasoning before the grammar's text: one that opens it ("" if the prompt has), and

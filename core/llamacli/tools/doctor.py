@@ -22,7 +22,7 @@ from llamacli.plugins import PluginInfo
 from llamacli.util import system
 from llamacli.util.system import ROOT, Cores
 
-PACKAGES = ("llamacli", "numba", "llvmlite", "numpy", "gguf", "regex")
+PACKAGES = ("llamacli-core", "numba", "llvmlite", "numpy", "gguf", "regex")
 
 _LITTLE_MEMORY = 1 << 30
 
@@ -128,7 +128,7 @@ class Report:
             if plugin.error:
                 yield Advice(plugin.error, f"reinstall or uninstall {plugin.distribution}")
         if not any(plugin.architectures and not plugin.error for plugin in self.plugins):
-            yield Advice("no plugin that runs models is installed", "pip install 'llamacli[all]'")
+            yield Advice("no plugin that runs models is installed", "pip install llamacli")
 
     def _of_kernels(self) -> Iterator[Advice]:
         if self.jit_disabled:

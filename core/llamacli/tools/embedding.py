@@ -119,12 +119,13 @@ def pool_states(
 class Embedder(contextlib.AbstractContextManager["Embedder"]):
     """A model loaded for embeddings by `load_embedder`.
 
-    `pooling` is that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the width of vectors.
-    `max_tokens` is the length of the longest text. `labels` are the names of a classifier head's classes.
+    `model` is the loaded model, `pooling` that of the file, else the mean; `tokenizer` is the model's; `n_embd` is the
+    width of vectors. `max_tokens` is the length of the longest text. `labels` are the names of a classifier head's
+    classes.
     """
 
     def __init__(self, model: Model, n_embd: int):
-        self._model, self._pooler, self.tokenizer = model, Pooler.of(model), model.tokenizer
+        self.model, self._pooler, self.tokenizer = model, Pooler.of(model), model.tokenizer
         self.pooling, self.n_embd, self.labels = self._pooler.default, n_embd, model.config.labels
         n = model.context_size(min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
@@ -164,7 +165,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         """
         if isinstance(texts, str):
             raise InvalidRequestError("texts is a list of texts: put a single text into a list")
-        template, scores = rerank_template(self._model.metadata), []
+        template, scores = rerank_template(self.model.metadata), []
         for i, text in enumerate(texts):
             try:
                 ids = encode_pair(self.tokenizer, template, query, text)
@@ -190,17 +191,17 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
 
     def _states(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
         """Hidden states of all tokens or the last, float32 [n, n_embd]."""
-        if self._model.program.needs_whole_input:
+        if self.model.program.needs_whole_input:
             return self._evaluate_at_once(tokens, only_last=only_last)
         try:
-            with self._model.create_session(n_ctx=self.max_tokens, reuse=False) as session:
+            with self.model.create_session(n_ctx=self.max_tokens, reuse=False) as session:
                 rows = session.eval(tokens, all_logits=not only_last)
                 return session.logits[None] if rows is None else rows
         except ContextOverflowError as error:
             raise InvalidRequestError(str(error)) from error
 
     def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
-        n_vocab = self._model.config.n_vocab
+        n_vocab = self.model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_integer(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
@@ -210,16 +211,16 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
                 f"{self.max_tokens} at once"
             )
         ids = list(map(int, tokens))
-        sequence = KVSequence(self._model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
+        sequence = KVSequence(self.model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
         try:
-            chunk = Chunk(sequence, ids, self._model.adapters, 1 if only_last else len(ids))
-            return evaluate(self._model.program_with, [chunk])[0]
+            chunk = Chunk(sequence, ids, self.model.adapters, 1 if only_last else len(ids))
+            return evaluate(self.model.program_with, [chunk])[0]
         finally:
             sequence.close()
 
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
-        self._model.close()
+        self.model.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -33,7 +33,7 @@ _PLACES = {
     "max_tokens": "it is the argument 'max_tokens' of generate and create_chat",
     "n_ctx": "it is the argument 'n_ctx' of create_session",
     "kv_type": "it is the argument 'kv_type' of create_session",
-    "seed": "it is the argument 'seed' of create_session",
+    "seed": "it is the argument 'seed' of create_session and create_chat",
     "threads": "it is the argument 'threads' of load_model",
     "n_gpu_layers": "models run on the CPU",
     "n_batch": "batches are sized automatically",

@@ -2,7 +2,8 @@
 
 Yang et al. 2024 (arXiv:2407.10671, 2412.15115), Yang et al. 2025 (arXiv:2505.09388). A pre-norm decoder: RMSNorm,
 rotary attention with grouped heads, a SwiGLU feed-forward network or a mixture of them. Qwen2 adds biases to queries,
-keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL and Qwen3-VL run on text.
+keys and values; Qwen3 normalises queries and keys instead. Qwen2-VL, Qwen2.5-VL and Qwen3-VL have M-RoPE; `vision`
+has their encoders of pictures.
 """
 
 import attrs
@@ -33,10 +34,11 @@ class QwenConfig(Config):
     """Hyperparameters of Qwen.
 
     `rope` rotates halves of heads (NeoX order). `n_ff_expert` and `n_ff_shared` are the widths of routed and shared
-    experts.
+    experts. The first `n_deepstack` layers add parts of rows of embeddings.
     """
 
     rope: Rope
+    n_deepstack: int = 0
     n_ff_expert: int = 0
     n_ff_shared: int = 0
 
@@ -50,7 +52,13 @@ class Qwen2(Architecture):
     def configure(self, metadata: Metadata) -> QwenConfig:
         """Read the hyperparameters."""
         common = Config.from_gguf(metadata)
-        return QwenConfig.from_gguf(metadata, rope=self.read_rope(metadata, common.head_dim))
+        return QwenConfig.from_gguf(
+            metadata, rope=self.read_rope(metadata, common.head_dim), n_deepstack=self.read_deepstack(metadata, common)
+        )
+
+    def read_deepstack(self, metadata: Metadata, common: Config) -> int:
+        """Number of layers that add features of pictures."""
+        return 0
 
     def read_rope(self, metadata: Metadata, head_dim: int) -> Rope:
         """Read the variant of RoPE."""
@@ -86,12 +94,14 @@ class Qwen2(Architecture):
         """Token ids to logits."""
         c, w = config, weights
         x = g.embed(w.token_embd)
-        for block in w.blk:
+        for i, block in enumerate(w.blk):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
             q, k = (g.rope(head, c.rope, c.head_dim) for head in self.queries_and_keys(g, c, block, h))
             kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim)
             x = x + g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
             x = x + self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps))
+            if i < c.n_deepstack:
+                x = g.deepstack(x, i + 1)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def queries_and_keys(self, g: Graph, c: QwenConfig, block: Params, h: Value) -> tuple[Value, Value]:
@@ -226,14 +236,22 @@ class Qwen2Vl(_Text, Qwen2):
     alternate = False
 
 
-class Qwen3Vl(_Text, Qwen3):
+class _Deepstack(_Text):
+    """Language model of Qwen3-VL: its first layers add features of pictures."""
+
+    def read_deepstack(self, metadata: Metadata, common: Config) -> int:
+        """Number of layers that add features of pictures."""
+        return metadata.get_int(f"{self.name}.n_deepstack_layers", default=0, minimum=0, maximum=common.n_layer)
+
+
+class Qwen3Vl(_Deepstack, Qwen3):
     """`general.architecture = qwen3vl`."""
 
     name = "qwen3vl"
     alternate = True
 
 
-class Qwen3VlMoe(_Text, Qwen3Moe):
+class Qwen3VlMoe(_Deepstack, Qwen3Moe):
     """`general.architecture = qwen3vlmoe`."""
 
     name = "qwen3vlmoe"

@@ -11,6 +11,7 @@ import pytest
 
 from llamacli import Model, load_model
 from llamacli.chat.messages import Piece, ToolCall
+from llamacli.hub.demo import demo_path
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.chats import Prompt, as_dicts, chat_prompt, tool_use
@@ -19,7 +20,6 @@ from llamacli.serve.http.generation import sampling_params
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo
-from llamacli.tools.demo import demo_path
 
 pytest.importorskip("llguidance")
 

@@ -24,10 +24,10 @@ import pytest
 
 from http_server import Served, request_json, served, wait_for
 from llamacli.errors import InvalidRequestError
+from llamacli.hub.demo import demo_path
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.demo import demo_path
 
 pytestmark = [
     pytest.mark.ray,

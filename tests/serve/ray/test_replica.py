@@ -14,6 +14,7 @@ import pytest
 from adapters import write_adapter
 from conftest import TinyGguf
 from llamacli import load_model
+from llamacli.hub.demo import demo_path
 from llamacli.inputs import Contents, Inputs
 from llamacli.sampling import SamplingParams
 from llamacli.serve.errors import InternalError, PromptTooLongError
@@ -25,7 +26,6 @@ from llamacli.serve.ray.messages import Hello, Route, Setup, route_of
 from llamacli.serve.ray.replica import Replica, expect_version, file_digest
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
-from llamacli.tools.demo import demo_path
 from sessions import LONG
 
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import TinyGguf
 from llamacli import load_model
 from llamacli.errors import InvalidRequestError
+from llamacli.hub.demo import demo_path
 from llamacli.serve.ray.tokenizing import context_length, load_unweighted
-from llamacli.tools.demo import demo_path
 
 
 def test_a_model_without_weights_has_the_tokenizer_and_identity_of_the_whole() -> None:

@@ -52,7 +52,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(infos[0][4][:2], family=family, backlog=BACKLOG, reuse_port=False)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidRequestError(f"cannot listen on {host}:{port}: {reason}") from None
+        hint = "; --port takes another, 0 any free one" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+        raise InvalidRequestError(f"cannot listen on {host}:{port}: {reason}{hint}") from None
 
 
 @contextlib.contextmanager
