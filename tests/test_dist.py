@@ -177,7 +177,8 @@ def test_the_core_and_a_family_run_the_demo_model_and_compile_nothing(dist: Path
         assert "compil" not in done.stderr
         return done.stdout
 
-    run(str(scripts / "python"), "-m", "pip", "install", "--quiet", "--find-links", str(dist), "llamacli-core", "llamacli-llama")
+    install = ("-m", "pip", "install", "--quiet", "--find-links", str(dist))
+    run(str(scripts / "python"), *install, "llamacli-core", "llamacli-llama")
     expected = subprocess.run(
         [sys.executable, "-m", "llamacli", *DEMO],
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True,

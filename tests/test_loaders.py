@@ -61,7 +61,7 @@ class TestOpening:
     ) -> None:
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(ModelFormatError, match="no such|not a regular|cannot read"),
+            pytest.raises(ModelFormatError, match=r"no such|not a regular|cannot read"),
         ):
             open_model_file(tmp_path / name, dummy)
         assert caplog.text == ""

@@ -2,6 +2,9 @@
 
 A content key is an int for each token. Two tokens with equal keys after equal keys have equal cells in the KV cache, so
 that prefixes are compared by keys. The key of a plain id is the id; all others are negative.
+
+Where prompts go through tiles, a token that was generated has another cell than the same token in a prompt, and another
+key.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ N_COMPONENTS = 4
 """Position components of M-RoPE: time, height, width, extra."""
 
 _POSITIONED, _IN_SPAN = 1, 2  # the lowest bits of the digest in a key
+_GENERATED = 1 << 62  # above all digests
 
 
 def is_positioned(key: int) -> bool:
@@ -38,6 +42,29 @@ def is_positioned(key: int) -> bool:
 def is_in_span(key: int) -> bool:
     """True for the key of a token in a bidirectional span."""
     return key < 0 and bool(~key & _IN_SPAN)
+
+
+def generated_key(token: int) -> int:
+    """Key of a generated token, where prompts are computed in another way."""
+    return ~(_GENERATED | token << 2)
+
+
+def is_generated(key: int) -> bool:
+    """True for the key of a generated token."""
+    return key < -_GENERATED
+
+
+def cell_keys(keys: Sequence[int], n_prompt: int) -> list[int]:
+    """Keys of the cells of tokens, the first `n_prompt` of a prompt."""
+    return [*keys[:n_prompt], *[generated_key(key) if key >= 0 else key for key in keys[n_prompt:]]]
+
+
+def tokens_of(keys: Sequence[int]) -> tuple[list[int], int]:
+    """Invert `cell_keys`: keys as given, and the length of the prompt."""
+    if min(keys, default=0) >= -_GENERATED:
+        return list(keys), len(keys)
+    n_prompt = next((i for i, key in enumerate(keys) if is_generated(key)), len(keys))
+    return [(~key ^ _GENERATED) >> 2 if is_generated(key) else key for key in keys], n_prompt
 
 
 @attrs.frozen(eq=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_classifier, trace_nextn
-from llamacli.engine import Engine, LoadMode, Program, QuantMode, default_engine, jit_disabled
+from llamacli.engine import Engine, LoadMode, Program, Prompts, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.classifier import Classifier
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
@@ -428,6 +428,7 @@ def load_model(
     lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     lora_scale: float | Sequence[float] = 1.0,
     load: str | LoadMode = LoadMode.AUTO,
+    prompts: str | Prompts = Prompts.REGISTERS,
     overrides: Mapping[str, str | bool | int | float] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
@@ -445,7 +446,10 @@ def load_model(
     file that is loaded already, with the same `mode` and `threads`, shares its weights; each model is closed by itself.
     `lora_path` is a LoRA adapter or several, which all sessions get unless they are created with others; `lora_scale`
     is the scale of all, or of each. `load` is where weights lie: "memory", or "map" for a packed copy in the cache
-    folder, which the system reads when it is used; "auto" maps those that do not fit into the free memory.
+    folder, which the system reads when it is used; "auto" maps those that do not fit into the free memory. `prompts`
+    is how tokens of prompts are multiplied: by "registers", as generated ones, or by "tiles" of AMX, about twice as
+    fast, with weights and activations in bfloat16; then a reply is evaluated again once it is part of a prompt. An
+    `engine` has its own.
 
     `overrides` replace keys of the file's metadata; `{arch}` in a key stands for `general.architecture`, as in
     `{arch}.rope.scaling.factor`.
@@ -454,9 +458,9 @@ def load_model(
     wide as the model's is loaded when the first picture comes.
 
     Raises HubError if a model cannot be downloaded; InvalidRequestError for an override of another type, or of a key
-    that nothing reads, and if the weights fit neither into memory nor on the disk; ModelFormatError if the file is
-    unreadable, malformed or does not fit its architecture, UnknownArchitectureError if no plugin runs it, PluginError
-    if the plugin is broken.
+    that nothing reads, if the weights fit neither into memory nor on the disk, and if prompts are to go through tiles
+    on a CPU without AMX; ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
+    UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
     """
     lora = _lora(lora_path, lora_scale)
     try:
@@ -465,6 +469,9 @@ def load_model(
         raise InvalidRequestError(f"mode {mode!r} is not one of {', '.join(QuantMode)}") from None
     if load not in tuple(LoadMode):
         raise InvalidRequestError(f"load {load!r} is not one of {', '.join(LoadMode)}")
+    if prompts not in tuple(Prompts):
+        raise InvalidRequestError(f"prompts {prompts!r} is not one of {', '.join(Prompts)}")
+    prompts = Prompts(prompts)
     plugins = plugins or installed_plugins()
     file = open_model_file(_named(path), plugins.loaders())
     try:
@@ -474,12 +481,12 @@ def load_model(
         architecture = _resolve(plugins, file)
         paths = file.paths if engine is None and transform is None and isinstance(file, GGUFFile) else []
         model_id = identity(file)
-        key = (file_key(paths), model_id, mode, threads, jit_disabled(), architecture) if paths else ()
+        key = (file_key(paths), model_id, mode, prompts, threads, jit_disabled(), architecture) if paths else ()
         program = find_program(key)
         name = copy_key(paths, model_id, mode) if key and not program else None
         if load == LoadMode.MAP and not key:
             raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
-        compiler = engine or default_engine(threads, name, LoadMode(load))
+        compiler = engine or default_engine(threads, name, LoadMode(load), prompts)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
@@ -503,6 +510,10 @@ def load_model(
 
         if program is None:
             program = shared_program(key, compiled) if key else compiled()
+        if prompts not in (Prompts.REGISTERS, program.prompts):
+            raise InvalidRequestError(
+                f"prompts {prompts.value!r}: the given engine has prompts {program.prompts.value!r}"
+            )
         softmax = architecture.classifier_softmax
         classifier = Classifier.load(head, watched, softmax=softmax) if head else None
         watched.done()

@@ -17,7 +17,7 @@ from llamacli.generation.drafting import Draft, Drafter, hidden_taker
 from llamacli.generation.loop import Stats, generate, token_limit
 from llamacli.generation.stream import TokenStream
 from llamacli.generation.text import Token, TokenText
-from llamacli.inputs import Contents, Inputs
+from llamacli.inputs import Contents, Inputs, tokens_of
 from llamacli.kv import CacheStrategy, KVSequence, snapshot
 from llamacli.sampling import Candidates, LogProbs, SamplerChain, SamplerState, SamplingParams
 from llamacli.tokenizer import StreamDecoder
@@ -157,7 +157,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             reuse=self._prefixes is not None,
             adapters=self.adapters,
         )
-        child._tokens, child._contents = list(self._tokens), self._contents.copy()
+        child._tokens, child._n_prompt, child._contents = list(self._tokens), self._n_prompt, self._contents.copy()
         child._logits = None if self._logits is None else self._logits.copy()
         child._sampler, child._params = self._sampler.clone(), self._params
         child.n_reused = self.n_reused
@@ -360,7 +360,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         embeddings, contents = self._contents.save(self._tokens)
         arrays |= embeddings
         more = {"contents": contents} if contents else {}
-        return {"arrays": arrays, "tokens": self._tokens, "sampler": self._sampler.draws, "owner": extra, **more}
+        return {"arrays": arrays, "tokens": self._cell_keys(), "sampler": self._sampler.draws, "owner": extra, **more}
 
     @locked
     def _restore(self, state: snapshot.Snapshot) -> dict[str, Any]:
@@ -371,6 +371,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
             raise StateError("not the saved state of a session")
         if not all(is_integer(token) and token < n_vocab for token in tokens):
             raise StateError(f"the saved state has tokens that are not from 0 to {n_vocab - 1}")
+        tokens, n_prompt = tokens_of(tokens)
         contents = Contents.load(state.arrays, state.extra.get("contents", []), tokens)
         if len(tokens) > self.n_ctx or (logits is not None and logits.shape != (n_vocab,)):
             raise StateError(
@@ -385,7 +386,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         state.check({0: self.cache})
         self._logits, self._tokens, self._ahead, self.n_reused = None, [], (), 0
         state.restore({0: self.cache})
-        self._tokens, self._contents = list(map(int, tokens)), contents
+        self._tokens, self._n_prompt, self._contents = list(map(int, tokens)), n_prompt, contents
         self._logits = None if logits is None else logits.copy()
         self._sampler = draws
         return owner

@@ -35,6 +35,7 @@ def made() -> set[str]:
 
 def test_every_maker_of_kernels_is_in_it() -> None:
     of_ops = {"lanewise", "state_kernel", "kernel_of"}  # made for ops, which give examples of themselves
+    of_ops |= {"product_of"}  # of a packing, as the makers of the catalog call it
     assert {make.__name__ for make, _ in catalog_module._FAMILIES} | of_ops == made()
 
 
@@ -54,6 +55,7 @@ RANDOM = {
     "pack_kernel": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
     "embedding": "kernels/test_linear.py::test_packed_rows_of_random_shapes",
     "linear": "kernels/test_linear.py::test_products_of_random_shapes_strides_and_groups",
+    "tiled_linear": "kernels/test_prompt_tiles.py::test_products_have_the_bits_of_simulated_tiles",
     "round_activations": "kernels/test_linear.py::test_activations_of_random_shapes_and_strides",
     "store_kv": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",

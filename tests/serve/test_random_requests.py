@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from adapters import write_adapter
 from conftest import TinyGguf
 from llamacli import Model, PromptLookup, SamplingParams, load_model
-from llamacli.engine import default_engine
+from llamacli.engine import Prompts, default_engine
 from llamacli.engine.adapters import Adapter
 from llamacli.generation.drafts import Drafts
+from llamacli.kernels.isa import isa
 from llamacli.plugins import Plugins
 from llamacli.serve import running
 from llamacli.serve.drafts import DraftSource
@@ -160,14 +161,28 @@ def requests(specs: list[Spec], start: Callable[..., Trial]) -> list[tuple[Reque
     return found
 
 
-@pytest.fixture(scope="module", params=["gqa", "gemma3", "qwen35"])
+TILES = pytest.mark.skipif(isa() != "amx", reason="the instruction set in use has no tiles")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("gqa", "fp32", "registers"),
+        ("gemma3", "fp32", "registers"),
+        ("qwen35", "fp32", "registers"),
+        *(pytest.param((name, "q8", "tiles"), marks=TILES) for name in ("gqa", "gemma3", "qwen35")),
+    ],
+    ids="-".join,
+)
 def start(
     request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Trial]]:
     """Start a trial of a model, with these settings."""
-    with load_model(tiny_gguf(request.param), "fp32", plugins=plugins, engine=default_engine()) as model:
+    variant, mode, prompts = request.param
+    engine = default_engine(prompts=Prompts(prompts))
+    with load_model(tiny_gguf(variant), mode, plugins=plugins, engine=engine) as model:
         adapters = []
-        if request.param == "gqa":
+        if variant == "gqa":
             file = write_adapter(tmp_path_factory.mktemp("adapter") / "a.gguf", tiny_gguf(), seed="a")
             adapters.append(model.load_adapter(file))
         yield lambda **given: Trial(model, adapters, **given)

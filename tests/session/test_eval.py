@@ -158,7 +158,7 @@ class TestRefusals:
         logits = started.logits.copy()
 
         class Interrupting:
-            states, has_encoder = model.program.states, False
+            states, has_encoder, prompts = model.program.states, False, model.program.prompts
 
             def forward(self, *_: object, **__: object) -> np.ndarray:
                 garbage = np.full((2, 2, 16), np.nan, np.float32)

@@ -63,7 +63,7 @@ def test_interrupt_drops_reused_cells(model: Model) -> None:
     program = model.program
 
     class Interrupting:
-        has_encoder = False
+        has_encoder, prompts = False, program.prompts
 
         def forward(*_: object, **__: object) -> np.ndarray:
             raise KeyboardInterrupt

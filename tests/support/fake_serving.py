@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llamacli.architecture import Config
-from llamacli.engine.base import QuantMode, Timings, wanted_rows
+from llamacli.engine.base import Prompts, QuantMode, Timings, wanted_rows
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.gguf import Metadata
 from llamacli.kv import KVSpec
@@ -56,6 +56,7 @@ class FakeProgram:
     needs_whole_input = False
     has_encoder = False
     graph = SimpleNamespace(held=())
+    prompts = Prompts.REGISTERS
 
     def __init__(self, clock: FakeClock, n_vocab: int, base: float = 0.025, per_row: float = 0.002):
         self.clock, self.n_vocab, self.base, self.per_row = clock, n_vocab, base, per_row

@@ -144,11 +144,12 @@ class Branches:
     def decode(self, work: Mapping[int, Sequence[int]]) -> None:
         """Evaluate tokens of several branches in one batch, {handle: tokens}.
 
-        Raises CacheFull if not enough cells are free, and what `Session.eval` raises; no branch has changed then.
+        They count as generated, those of `prefill` as a prompt; see `Session.eval`. Raises CacheFull if not enough
+        cells are free, and what `Session.eval` raises; no branch has changed then.
         """
         sessions = [(self._branch(handle).session, tokens) for handle, tokens in work.items()]
         self._expect_room(sum(map(len, work.values())))
-        eval_batch(sessions)
+        eval_batch(sessions, generated=[True] * len(sessions))
         self._clear_draws(handle for handle, tokens in work.items() if len(tokens))
 
     def prefill(

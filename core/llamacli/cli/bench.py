@@ -45,6 +45,7 @@ def _lengths(short: str, name: str, default: str, text: str) -> Callable[[Any], 
 @options.threads_option
 @options.mode_option
 @options.load_option
+@options.prompts_option
 @options.kv_type_options("f16")
 @options.lora_option
 @override_options
@@ -60,6 +61,7 @@ def bench(
     threads: int | None,
     mode: str,
     load_mode: str,
+    prompts: str,
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
@@ -73,7 +75,7 @@ def bench(
     """
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
-    with load(path, mode, threads, lora, load_mode, pop_overrides(given)) as loaded:
+    with load(path, mode, threads, lora, load_mode, pop_overrides(given), prompts=prompts) as loaded:
         from llamacli.kernels.team import check_threads
         from llamacli.tools.bench import measure
 

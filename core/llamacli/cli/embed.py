@@ -10,7 +10,7 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
-from llamacli.cli.options import PATH, global_options, lora_option, mode_option, option, threads_option
+from llamacli.cli.options import PATH, global_options, lora_option, mode_option, option, prompts_option, threads_option
 from llamacli.cli.output import human_bytes, print_json
 from llamacli.cli.progress import bar
 from llamacli.cli.text import argument, read_stdin
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @option("--normalize/--no-normalize", default=True, help="Scale vectors to length 1; default: on.")
 @lora_option
 @mode_option
+@prompts_option
 @threads_option
 @global_options
 def embed(
@@ -39,6 +40,7 @@ def embed(
     normalize: bool,
     lora: tuple[tuple[str, float], ...],
     mode: str,
+    prompts: str,
     threads: int | None,
 ) -> None:
     """Print the embedding of each TEXT as a line of JSON.
@@ -50,7 +52,7 @@ def embed(
     if not given:
         raise click.UsageError("Give TEXT, or pipe lines in.")
 
-    with load(model, mode, threads, lora) as embedder:
+    with load(model, mode, threads, lora, prompts) as embedder:
         if (pooling or embedder.pooling) == "rank":
             raise click.UsageError("The model ranks texts: use `llamacli rank`, or give --pooling for vectors.")
         for number, text in enumerate(given, start=1):
@@ -61,14 +63,18 @@ def embed(
             print_json(record, indent=None)
 
 
-def load(model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]]) -> Embedder:
+def load(
+    model: str, mode: str, threads: int | None, lora: Sequence[tuple[str, float]], prompts: str = "registers"
+) -> Embedder:
     """Load a model for embeddings, with a progress bar."""
     model = resolve_model(model)
     with bar(f"loading {Path(model).name}", human_bytes) as progress:
         from llamacli.tools.embedding import load_embedder
 
         files, scales = [file for file, _ in lora], [scale for _, scale in lora]
-        return load_embedder(model, mode, threads=threads, progress=progress, lora_path=files, lora_scale=scales)
+        return load_embedder(
+            model, mode, threads=threads, progress=progress, lora_path=files, lora_scale=scales, prompts=prompts
+        )
 
 
 def _embed(embedder: Embedder, text: str, pooling: str | None, normalize: bool) -> dict[str, Any]:

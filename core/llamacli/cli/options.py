@@ -17,7 +17,7 @@ from llamacli.cli.command import Option
 from llamacli.cli.numbers import Integer
 from llamacli.cli.output import note
 from llamacli.errors import PluginWarning
-from llamacli.util.settings import MAX_CONTEXT, MAX_THREADS, KVTypeName, LoadMode, QuantMode
+from llamacli.util.settings import MAX_CONTEXT, MAX_THREADS, KVTypeName, LoadMode, Prompts, QuantMode
 
 if TYPE_CHECKING:
     from llamacli import Model
@@ -54,6 +54,13 @@ load_option = option(
     help="Place of the weights: memory, a packed copy on disk that is read when it is used (map), or by what fits.",
 )  # fmt: skip
 """Option `--load`: a `LoadMode` by name."""
+
+
+prompts_option = option(
+    "--prompts", type=click.Choice([way.value for way in Prompts]), default=Prompts.REGISTERS.value, show_default=True,
+    help="Matrix products of prompts: as those of generated tokens (registers), or by AMX in bfloat16 (tiles).",
+)  # fmt: skip
+"""Option `--prompts`: a `Prompts` by name."""
 
 
 def chunk_options(shortest: int) -> Callable[[Decorated], Decorated]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.chunk_options(4)
 @options.threads_option
 @options.mode_option
+@options.prompts_option
 @options.kv_type_options("f32 in mode fp32, else f16")
 @options.lora_option
 @output_option("text", "json")
@@ -41,6 +42,7 @@ def perplexity(
     chunks: int | None,
     threads: int | None,
     mode: str,
+    prompts: str,
     kv_type: str | tuple[str, str] | None,
     lora: tuple[tuple[str, float], ...],
     output: str,
@@ -53,7 +55,7 @@ def perplexity(
     """
     content = _read_text(text, file)
 
-    with load(model or str(demo_path()), mode, threads, lora) as loaded:
+    with load(model or str(demo_path()), mode, threads, lora, prompts=prompts) as loaded:
         from llamacli.tools.importance import number_of_chunks
         from llamacli.tools.perplexity import perplexity as measure
         from llamacli.tools.perplexity import perplexity_tokens

@@ -203,6 +203,7 @@ def load(
     load_mode: str = "auto",
     overrides: Mapping[str, Any] | None = None,
     mmproj: str | None = None,
+    prompts: str = "registers",
     workers: Workers | None = None,
 ) -> Model:
     """Load a model by file or short name, with a progress bar.
@@ -219,7 +220,7 @@ def load(
         return load_model(
             path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
             lora_scale=[scale for _, scale in lora], load="auto" if engine else load_mode, overrides=overrides,
-            mmproj=mmproj, engine=engine,
+            mmproj=mmproj, engine=engine, prompts=prompts,
         )  # fmt: skip
 
 

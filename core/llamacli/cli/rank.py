@@ -6,7 +6,7 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.embed import load
-from llamacli.cli.options import PATH, global_options, lora_option, mode_option, threads_option
+from llamacli.cli.options import PATH, global_options, lora_option, mode_option, prompts_option, threads_option
 from llamacli.cli.output import print_json
 from llamacli.cli.text import argument, read_stdin
 
@@ -17,6 +17,7 @@ from llamacli.cli.text import argument, read_stdin
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @lora_option
 @mode_option
+@prompts_option
 @threads_option
 @global_options
 def rank(
@@ -25,6 +26,7 @@ def rank(
     texts: tuple[str, ...],
     lora: tuple[tuple[str, float], ...],
     mode: str,
+    prompts: str,
     threads: int | None,
 ) -> None:
     """Print texts by their relevance to a query.
@@ -38,7 +40,7 @@ def rank(
         raise click.UsageError("Give TEXT, or pipe lines in.")
     import numpy as np
 
-    with load(model, mode, threads, lora) as embedder:
+    with load(model, mode, threads, lora, prompts) as embedder:
         scores = embedder.rank(argument(query), given)
     for index in sorted(range(len(given)), key=lambda i: -scores[i]):
         shortest = float(str(np.float32(scores[index])))  # the fewest digits that identify a float32

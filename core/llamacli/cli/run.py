@@ -105,6 +105,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     options.threads_option,
     options.mode_option,
     options.load_option,
+    options.prompts_option,
     options.kv_type_options("f32 in mode fp32, else f16"),
 )
 @worker_options

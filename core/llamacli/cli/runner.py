@@ -53,6 +53,7 @@ class RunOptions:
     display_prompt: bool
     mode: str
     load_mode: str
+    prompts: str
     overrides: dict[str, Any]
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
@@ -149,7 +150,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     started = time.perf_counter()
     with load(
         options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
-        options.mmproj, options.workers,
+        options.mmproj, options.prompts, options.workers,
     ) as model:  # fmt: skip
         from llamacli.engine.packed_copies import finish_copies
 

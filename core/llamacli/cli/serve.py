@@ -25,6 +25,7 @@ from llamacli.cli.options import (
     mmproj_option,
     mode_option,
     option,
+    prompts_option,
     threads_option,
 )
 from llamacli.cli.output import human_bytes, note
@@ -317,7 +318,9 @@ def _serve_options(command: Any) -> Any:
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @_serve_options
 @override_options
-@in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@in_group(
+    "Computing", mode_option, load_option, prompts_option, kv_type_options("f32 in mode fp32, else f16"), threads_option
+)
 @worker_options
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
@@ -480,6 +483,7 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms",
              "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
+             "prompts",
              "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     if given["rerank"] and given["pooling"] not in (None, "rank"):

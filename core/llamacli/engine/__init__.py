@@ -5,21 +5,26 @@ from llamacli.engine.batching import Chunk, evaluate
 from llamacli.engine.reference import ReferenceEngine
 from llamacli.kernels.switch import jit_disabled
 from llamacli.ops.run import Span
-from llamacli.util.settings import LoadMode, QuantMode
+from llamacli.util.settings import LoadMode, Prompts, QuantMode
 
 
-def default_engine(threads: int | None = None, copy_key: str | None = None, load: LoadMode = LoadMode.AUTO) -> Engine:
+def default_engine(
+    threads: int | None = None,
+    copy_key: str | None = None,
+    load: LoadMode = LoadMode.AUTO,
+    prompts: Prompts = Prompts.REGISTERS,
+) -> Engine:
     """Fastest engine available here.
 
-    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. `copy_key` and `load` are as for
-    `NativeEngine`. Raises InvalidRequestError if `threads` is not a valid number of threads; see
-    `llamacli.kernels.team.check_threads`.
+    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. `copy_key`, `load` and `prompts` are as for
+    `NativeEngine`. Raises InvalidRequestError if `threads` is not a valid number of threads, see
+    `llamacli.kernels.team.check_threads`, and for prompts by tiles on a CPU without AMX.
     """
     if jit_disabled():
-        return ReferenceEngine()
+        return ReferenceEngine(prompts)
     from llamacli.engine.native import NativeEngine
 
-    return NativeEngine(threads, copy_key=copy_key, load=load)
+    return NativeEngine(threads, copy_key=copy_key, load=load, prompts=prompts)
 
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "Engine",
     "LoadMode",
     "Program",
+    "Prompts",
     "QuantMode",
     "ReferenceEngine",
     "Span",

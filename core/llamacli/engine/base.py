@@ -14,6 +14,7 @@ from llamacli.graph import Graph, Tensor
 from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
 from llamacli.ops.run import Span
+from llamacli.util.settings import Prompts as Prompts
 from llamacli.util.settings import QuantMode as QuantMode
 
 
@@ -81,6 +82,10 @@ class Program(Protocol):
     @property
     def needs_whole_input(self) -> bool:
         """True if a token's result depends on tokens behind it."""
+
+    @property
+    def prompts(self) -> Prompts:
+        """Way of the tokens of prompts; see `Span.is_prompt`."""
 
     @property
     def has_encoder(self) -> bool:

@@ -17,10 +17,11 @@ from llamacli.engine.base import Program
 from llamacli.engine.stages import StagedProgram
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
-from llamacli.inputs import Inputs, is_in_span
+from llamacli.inputs import Inputs, cell_keys, is_in_span
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.loaders import Progress
 from llamacli.ops.run import Span
+from llamacli.util.settings import Prompts
 
 Batch = list[tuple[int, int, int]]
 """Parts of chunks: the index of each, its first token, the number of tokens."""
@@ -48,6 +49,8 @@ class Chunk:
     - `n_last`: the number of last tokens whose results are wanted. An encoder's text has none.
     - `n_ahead`: the number of last tokens that are only drafted. The cache can be truncated by so many afterwards,
       whatever its sliding windows are; with recurrent states by exactly as many.
+    - `n_generated`: the number of last tokens that were generated, drafted ones included. All before them are a prompt,
+      which goes through tiles in a program of such prompts, and gets other content keys there.
     - `keep`: called with checkpoints of recurrent states, which it may fork: within long prompts and, without
       `n_ahead`, before the last token. None for no checkpoints.
     - `hidden_in`: hidden states that `g.previous_hidden` reads, float32 [n, n_embd].
@@ -59,6 +62,7 @@ class Chunk:
     adapters: Adapters = ()
     n_last: int = 1
     n_ahead: int = 0
+    n_generated: int = 0
     keep: Callable[[KVSequence], None] | None = None
     hidden_in: Logits | None = None
     take_hidden: TakeHidden | None = None
@@ -84,13 +88,19 @@ def evaluate(
     n_done, n_tokens, is_one = 0, 0, True
     starts: list[int] = []
     encoded: list[int] = []
+    prompts: list[int] = []  # first tokens of each chunk that go the way of prompts
     rows: list[list[Logits]] = []
     for i, chunk in enumerate(chunks):
+        program = program_of(chunk.adapters)
         if isinstance(chunk.ids, Inputs):
-            inputs = _placed(program_of(chunk.adapters), chunk.cache, chunk.ids)
+            inputs = _placed(program, chunk.cache, chunk.ids)
             chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
         starts.append(len(chunk.cache.tokens))
-        encoded.append(_n_encoded(chunk) if program_of(chunk.adapters).has_encoder else 0)
+        encoded.append(_n_encoded(chunk) if program.has_encoder else 0)
+        prompts.append(0)
+        if program.prompts is Prompts.TILES:
+            prompts[i] = len(chunk.ids) - chunk.n_generated
+            is_one &= not chunk.n_generated if prompts[0] else not prompts[i]
         rows.append([])
         n_tokens += len(chunk.ids)
         is_one &= chunk.cache.pool is chunks[0].cache.pool and encoded[-1] <= starts[-1]
@@ -103,12 +113,12 @@ def evaluate(
     if is_one and 0 < n_tokens <= N_BATCH:
         batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
     else:
-        batches = _batches(chunks, starts, encoded)
+        batches = _batches(chunks, starts, encoded, prompts)
     running = Running()
     try:
         for batch in batches:
             program = program_of(chunks[batch[0][0]].adapters)
-            n_done += _run(program, chunks, batch, starts, encoded, rows, hidden, running)
+            n_done += _run(program, chunks, batch, starts, encoded, prompts, rows, hidden, running)
             if isinstance(program, StagedProgram) and len(running) >= program.n_stages:
                 _finish(running, rows)
             if progress is not None:
@@ -119,9 +129,11 @@ def evaluate(
         for chunk, start in zip(chunks, starts, strict=True):
             chunk.cache.truncate(start)
         raise
-    for chunk in chunks:
+    for i, chunk in enumerate(chunks):
         if len(chunk.ids):
             keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+            if chunk.n_generated:
+                keys = _keys(program_of(chunk.adapters), chunk, prompts[i])
             chunk.cache.commit(keys, n_ahead=chunk.n_ahead)
             if chunk.keep is not None and len(chunk.ids) > 1 and not chunk.n_ahead:
                 _keep(chunk.keep, chunk.cache.fork_before_last())
@@ -164,6 +176,7 @@ def _run(
     batch: Batch,
     starts: Sequence[int],
     encoded: Sequence[int],
+    prompts: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
     running: Running,
@@ -184,7 +197,7 @@ def _run(
         if isinstance(ids, Inputs):
             part, ids = ids.part(first, first + n), ids.ids.tolist()
         scales = np.array([scale for _, scale in chunk.adapters]) if chunk.adapters else None
-        span = Span(chunk.cache, start, n, hidden_in, part, scales, encoded[i])
+        span = Span(chunk.cache, start, n, hidden_in, part, scales, encoded[i], first < prompts[i])
         spans.append(span)
         parts.append(ids[first : first + n])
         has_rows = not encoded[i] or not span.encodes
@@ -210,11 +223,17 @@ def _run(
         if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
             chunk.cache.advance(starts[i] + first + n)
             if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
-                keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+                keys = _keys(program, chunk, prompts[i])
                 while running:  # a checkpoint may outlive a batch that fails
                     _finish(running, rows)
                 _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + keys[: first + n]))
     return len(tokens)
+
+
+def _keys(program: Program, chunk: Chunk, n_prompt: int) -> list[int]:
+    """Content keys of a chunk's cells."""
+    keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+    return cell_keys(keys, n_prompt) if chunk.n_generated and program.prompts is Prompts.TILES else keys
 
 
 def _keep(keep: Callable[[KVSequence], None], checkpoint: KVSequence) -> None:
@@ -304,17 +323,22 @@ def _n_encoded(chunk: Chunk) -> int:
     return n
 
 
-def _batches(chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int]) -> Iterator[Batch]:
+def _batches(
+    chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int], prompts: Sequence[int]
+) -> Iterator[Batch]:
     """Split chunks into batches of at most N_BATCH tokens.
 
-    Each is of one pool and set of adapters; spans of inputs are not cut. The encoder's texts come first, apart.
+    Each is of one pool and set of adapters; spans of inputs are not cut. The encoder's texts come first, apart; then
+    prompts, where they go another way than generated tokens.
     """
-    groups = dict[tuple[int, tuple[Adapter, ...], bool], list[tuple[int, int, int]]]()
-    for encodes in (True, False):
+    groups = dict[tuple[int, tuple[Adapter, ...], bool, bool], list[tuple[int, int, int]]]()
+    for encodes, is_prompt in ((True, True), (False, True), (False, False)):
         for i, (chunk, start, n) in enumerate(zip(chunks, starts, encoded, strict=True)):
             first, stop = (0, n - start) if encodes else (max(0, n - start), len(chunk.ids))
+            if not encodes:
+                first, stop = (first, min(stop, prompts[i])) if is_prompt else (max(first, prompts[i]), stop)
             if first < stop:
-                key = id(chunk.cache.pool), without_scales(chunk.adapters), encodes
+                key = id(chunk.cache.pool), without_scales(chunk.adapters), encodes, is_prompt
                 groups.setdefault(key, []).append((i, first, stop))
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []

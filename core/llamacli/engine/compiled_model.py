@@ -23,7 +23,7 @@ from llamacli.engine.adapters import (
     load_adapter,
     without_scales,
 )
-from llamacli.engine.base import Program, QuantMode
+from llamacli.engine.base import Program, Prompts, QuantMode
 from llamacli.engine.batching import Chunk, evaluate
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.inputs import Inputs
@@ -81,6 +81,7 @@ class CompiledModel:
         self.prefix_cache_bytes = max(PREFIX_CACHE_BYTES, PREFIX_CACHE_STATES * state_bytes)
         self.prompt_cache: PromptCache | None = None
         self._program: Program | None = program
+        self._prompts = program.prompts
         self._load_nextn: Callable[[Program], Program] | None = None
         self._nextn: Program | None = None
         self._nextn_pool: KVPool | None = None
@@ -94,6 +95,14 @@ class CompiledModel:
         if self._program is None:
             raise ClosedError("the model is closed")
         return self._program
+
+    @property
+    def variant(self) -> str:
+        """Mode of the weights, and of prompts unless they go through registers.
+
+        With `identity` it says what results depend on.
+        """
+        return self.mode.value if self._prompts is Prompts.REGISTERS else f"{self.mode.value}-{self._prompts.value}"
 
     @property
     def adapters(self) -> Adapters:
@@ -294,7 +303,7 @@ class CompiledModel:
         if kind not in self._pools:
             held = self.program.graph.held
             layout = KVLayout.of(self.program.states, kind, self.program.recurrent, held)
-            pool = KVPool(layout, f"{self.identity}-{self.mode.value}", logs=held is not None)
+            pool = KVPool(layout, f"{self.identity}-{self.variant}", logs=held is not None)
             self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 

@@ -17,7 +17,7 @@ from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK
 from llamacli.kernels.matrix import Matrix
-from llamacli.kernels.packing_formats import ROWS
+from llamacli.kernels.packing_formats import ROWS, IntegerPacking, TiledPacking
 from llamacli.kernels.team import Team
 from llamacli.kv import KVType
 from llamacli.ops.lowering import Array, Field, HostRows, Lowering, Resource, Slot, Step, f32, slots_of
@@ -37,12 +37,15 @@ class StepTable(Lowering):
     `decoder` is the first step behind those of the encoder, 0 without one; `tail` the first one whose rows depend on no
     other rows. `hidden` is the value that the output layer reads, None
     if there is no such layer, and `output` the first step after it. `prepares` are called before each run; `host_ops`
-    are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step.
+    are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step. With
+    `is_tiled`, products of integer weights are by tiles of AMX.
     """
 
-    def __init__(self, graph: Graph, weights: PackedWeights, team: Team, watch: Watch | None = None):
+    def __init__(
+        self, graph: Graph, weights: PackedWeights, team: Team, watch: Watch | None = None, *, is_tiled: bool = False
+    ):
         self._weights, self._team, self._watch = weights, team, watch
-        self.watches_products = watch is not None
+        self.watches_products, self._is_tiled = watch is not None, is_tiled
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
         self._descriptions = describe_ops(graph)
@@ -111,7 +114,10 @@ class StepTable(Lowering):
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """See Lowering."""
-        return self._weights.matrix(tensor)
+        matrix = self._weights.matrix(tensor)
+        if self._is_tiled and isinstance(matrix.packing, IntegerPacking):
+            return attrs.evolve(matrix, packing=TiledPacking(matrix.packing))
+        return matrix
 
     def vector(self, tensor: Tensor) -> Array:
         """See Lowering."""

@@ -28,6 +28,7 @@ from llamacli.engine.weights import PackedWeights, load_matrix, packed_bytes
 from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
+from llamacli.kernels.isa import available, isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ROW, RUN
 from llamacli.kernels.matrix import Matrix
@@ -40,7 +41,7 @@ from llamacli.ops.lowering import NO_LIMIT, Array, HostRows, Slot, Step, f32
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
 from llamacli.util.locking import fork_safe
-from llamacli.util.settings import LoadMode
+from llamacli.util.settings import LoadMode, Prompts
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class NativeEngine:
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
     the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
-    background at once, for the first call of `compile`. `load` decides whether weights are kept in memory.
+    background at once, for the first call of `compile`. `load` decides whether weights are kept in memory, `prompts`
+    how tokens of prompts are multiplied: raises InvalidRequestError for tiles on a CPU without them.
     """
 
     def __init__(
@@ -66,7 +68,14 @@ class NativeEngine:
         watch: Watch | None = None,
         copy_key: str | None = None,
         load: LoadMode = LoadMode.AUTO,
+        prompts: Prompts = Prompts.REGISTERS,
     ):
+        if prompts is Prompts.TILES and isa() != "amx":
+            raise InvalidRequestError(
+                f"prompts 'tiles' needs AMX, permitted by the system, and this CPU runs {', '.join(available())}; "
+                f"{isa()} is in use"
+            )
+        self._prompts = prompts
         self._threads, self._watch, self._copy_key, self._load = check_threads(threads), watch, copy_key, load
         self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
@@ -87,12 +96,15 @@ class NativeEngine:
             n_bytes = packed_bytes(graph, file, modes)
             if wants_map(self._load, n_bytes, file.path):
                 with new_copy(self._copy_key, file.path, n_bytes) as new:
-                    return NativeProgram(graph, PackedWeights(file, modes, team, new_copy=new), mode, team, self._watch)
+                    return self._program(graph, PackedWeights(file, modes, team, new_copy=new), mode, team)
         weights = PackedWeights(file, modes, team, copy=copy)
-        program = NativeProgram(graph, weights, mode, team, self._watch)
+        program = self._program(graph, weights, mode, team)
         if self._copy_key and not (copy and copy.complete):
             save_copy(self._copy_key, file.path, weights.copyable)
         return program
+
+    def _program(self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team) -> NativeProgram:
+        return NativeProgram(graph, weights, mode, team, self._watch, self._prompts)
 
     def _open_copy(self, team: Team) -> PackedCopy | None:
         return open_copy(self._copy_key, self._threads, team.nodes, self._load) if self._copy_key else None
@@ -122,17 +134,31 @@ class NativeProgram:
     """Compiled graph: weights, buffers and step table.
 
     `forward` may be called from any thread; calls wait for one another. `buffers` are the memory of values between
-    steps, which a run leaves as it is.
+    steps, which a run leaves as it is. With prompts by tiles, batches of prompts are those of a program of its own,
+    over the same weights; `is_tiled` makes that one.
     """
 
-    def __init__(self, graph: Graph, weights: PackedWeights, mode: QuantMode, team: Team, watch: Watch | None = None):
-        self.graph, self._weights, self._mode = graph, weights, mode
+    def __init__(
+        self,
+        graph: Graph,
+        weights: PackedWeights,
+        mode: QuantMode,
+        team: Team,
+        watch: Watch | None = None,
+        prompts: Prompts = Prompts.REGISTERS,
+        *,
+        is_tiled: bool = False,
+    ):
+        self.graph, self._weights, self._mode, self.prompts = graph, weights, mode, prompts
+        self._of_prompts: NativeProgram | None = None
+        if prompts is Prompts.TILES:
+            self._of_prompts = NativeProgram(graph, weights, mode, team, watch, is_tiled=True)
         graph = graph.with_ops(fuse_residuals(graph.ops))
-        table = StepTable(graph, weights, team, watch)
+        table = StepTable(graph, weights, team, watch, is_tiled=is_tiled)
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
         self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
-        self.timings = Timings()
+        self.timings: Timings = Timings() if self._of_prompts is None else self._of_prompts.timings
         self._team, self._steps, self._tail = team, table.steps, table.tail
         self._prepares, self._jump_prepares, self._host_ops = table.prepares, table.jump_prepares, table.host_ops
         vectors = dict[Tensor, Array]()
@@ -190,7 +216,7 @@ class NativeProgram:
 
     def recompiled(self, graph: Graph, matrices: Mapping[Tensor, Matrix]) -> NativeProgram:
         """See `llamacli.engine.base.Program.recompiled`."""
-        return NativeProgram(graph, self._weights.extended(matrices), self._mode, self._team)
+        return NativeProgram(graph, self._weights.extended(matrices), self._mode, self._team, prompts=self.prompts)
 
     def extended(self, graph: Graph, file: ModelFile) -> NativeProgram:
         """See `llamacli.engine.base.Program.extended`."""
@@ -227,6 +253,8 @@ class NativeProgram:
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], *, hidden: bool = False
     ) -> npt.NDArray[np.float32]:
         """See `llamacli.engine.base.Program.forward`; at most `n_batch` tokens of the graph."""
+        if self._of_prompts is not None and spans[0].is_prompt:
+            return self._of_prompts.forward(tokens, spans, n_last, hidden=hidden)
         is_hidden = hidden and not self._result_is_hidden
         with self._team.lock:
             started, n = time.perf_counter(), len(tokens)
@@ -255,6 +283,8 @@ class NativeProgram:
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
+        if self._of_prompts is not None and spans[0].is_prompt:
+            return self._of_prompts.forward_with_hidden(tokens, spans, n_last)
         wanted = wanted_rows(spans, n_last)
         with self._team.lock:
             started, n = time.perf_counter(), len(tokens)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import QuantMode, Timings, wanted_rows
+from llamacli.engine.base import Prompts, QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import load_floats, modes_of
 from llamacli.engine.host import compute, describe_ops, is_plugin_op
 from llamacli.graph import Graph, Tensor, Value
@@ -24,7 +24,13 @@ Array = npt.NDArray[np.float32]
 
 
 class ReferenceEngine:
-    """Engine of NumPy ops."""
+    """Engine of NumPy ops.
+
+    With prompts by tiles, it multiplies tokens of prompts as AMX does, by weights of any type.
+    """
+
+    def __init__(self, prompts: Prompts = Prompts.REGISTERS):
+        self._prompts = prompts
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> ReferenceProgram:
         """Dequantize every tensor that the graph reads.
@@ -32,14 +38,21 @@ class ReferenceEngine:
         Modes `q8` and `q4` round all matrices but routers first.
         """
         modes = modes_of(graph, mode)
-        return ReferenceProgram(graph, {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes}, mode)
+        weights = {tensor: load_floats(tensor, file, modes[tensor]) for tensor in modes}
+        return ReferenceProgram(graph, weights, mode, self._prompts)
 
 
 class ReferenceProgram:
     """A graph and its `weights` in float64."""
 
-    def __init__(self, graph: Graph, weights: dict[Tensor, npt.NDArray[np.float64]], mode: QuantMode = QuantMode.AUTO):
-        self.graph, self.weights, self._mode = graph, weights, mode
+    def __init__(
+        self,
+        graph: Graph,
+        weights: dict[Tensor, npt.NDArray[np.float64]],
+        mode: QuantMode = QuantMode.AUTO,
+        prompts: Prompts = Prompts.REGISTERS,
+    ):
+        self.graph, self.weights, self._mode, self.prompts = graph, weights, mode, prompts
         self._shifts = ShiftPlan(graph.ops, weights.__getitem__)
         self._n_encoder, self._tail = graph.n_encoder, graph.tail
         self.has_encoder = self._n_encoder > 0
@@ -52,7 +65,7 @@ class ReferenceProgram:
 
     def recompiled(self, graph: Graph, matrices: Mapping[Tensor, npt.NDArray[np.float64]]) -> ReferenceProgram:
         """See `llamacli.engine.base.Program.recompiled`."""
-        return ReferenceProgram(graph, {**self.weights, **matrices}, self._mode)
+        return ReferenceProgram(graph, {**self.weights, **matrices}, self._mode, self.prompts)
 
     def extended(self, graph: Graph, file: ModelFile) -> ReferenceProgram:
         """See `llamacli.engine.base.Program.extended`."""
@@ -139,13 +152,14 @@ class ReferenceProgram:
         """
         values: dict[Value, Array] = {}
         weight = self.weights.__getitem__
-        run = Run(tokens, span, self.states, values, weight)
+        is_tiled = span.is_prompt and self.prompts is Prompts.TILES
+        run = Run(tokens, span, self.states, values, weight, is_tiled)
         part = (0, self._n_encoder) if span.encodes else (self._n_encoder, None)
         for i, op in enumerate(self.graph.ops[slice(*part)], start=part[0]):
             if i == self._tail:
                 wanted = wanted_rows([span], [n_rows], self.graph.n_merged)
                 values = {value: rows[wanted] for value, rows in values.items()}
-                run = Run(tokens[wanted], span.part(span.n - n_rows, span.n), self.states, values, weight)
+                run = Run(tokens[wanted], span.part(span.n - n_rows, span.n), self.states, values, weight, is_tiled)
             if i >= self._tail and not n_rows:
                 break
             values[op.out] = compute(op, run, self._plugin_ops.get(op))

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.engine.base import Program
+from llamacli.engine.base import Program, Prompts
 from llamacli.engine.cutting import StageGraph
 from llamacli.errors import InvalidRequestError, StageError
 from llamacli.graph import Graph, Tensor
@@ -279,6 +279,8 @@ class StagedProgram:
     Batches may be in flight in as many stages as there are: `submit` returns when the first stage has computed its
     part.
     """
+
+    prompts = Prompts.REGISTERS
 
     def __init__(self, graphs: Sequence[StageGraph], first: Program, stages: Sequence[Stage]):
         graph = graphs[0].whole

@@ -68,7 +68,7 @@ class _Session(Protocol):
     def begin_generation(self, drafter: Drafter | None) -> object: ...
     def end_generation(self, generation: object) -> None: ...
     def reset_sampler(self) -> None: ...
-    def eval(self, tokens: Sequence[int] | Inputs) -> object: ...
+    def eval(self, tokens: Sequence[int] | Inputs, *, generated: bool = False) -> object: ...
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None: ...
     def draw(self, params: SamplingParams | SamplerChain | None) -> int: ...
     def take(self, token: int) -> list[Token]: ...
@@ -123,6 +123,7 @@ def generate(
         started = clock()
         session.eval(prompt)
         n_computed, seconds = session.n_computed - n_computed, clock() - started
+        n_prompt = max(n_prompt, n_computed)  # more, if generated tokens have become a prompt
         stats.n_prompt, stats.n_reused = n_prompt, n_prompt - n_computed
         stats.prefill_tps = n_computed / seconds if seconds > 0 else 0.0
         text = _begin_text(session, params, limit, ignore_eos=ignore_eos)
@@ -144,7 +145,7 @@ def generate(
             n_evaluated, begun = None, clock()
             if not session.advance(token, accept=True):
                 if draft is None:
-                    session.eval([token])
+                    session.eval([token], generated=True)
                 else:
                     drafts.propose([session])
                     n_computed, evaluating = session.n_computed, clock()
@@ -181,7 +182,7 @@ class Generated:
 def generate_batch(
     sessions: Sequence[Session],
     prompts: Sequence[Sequence[int] | Inputs],
-    evaluate: Callable[[Sequence[tuple[Session, Sequence[int] | Inputs]]], object],
+    evaluate: Callable[..., object],
     params: SamplingParams | SamplerChain | None,
     limit: int,
     n_parallel: int,
@@ -198,7 +199,7 @@ def generate_batch(
         while waiting and len(work) < n_parallel:
             i = waiting.popleft()
             work[i] = prompts[i]
-        evaluate([(sessions[i], ids) for i, ids in work.items()])
+        evaluate([(sessions[i], ids) for i, ids in work.items()], generated=[bool(drawn[i]) for i in work])
         for i in [*work]:
             session = sessions[i]
             text = session.text or _begin_text(session, params, limit)

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from llamacli.engine import Program
+from llamacli.engine import Program, Prompts
 from llamacli.engine.adapters import AdaptersLike, key_of
 from llamacli.engine.batching import Chunk, Logits, TakeHidden, check_inputs, evaluate
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.generation.drafting import Draft
 from llamacli.generation.text import DrawnText
-from llamacli.inputs import Contents, Inputs
+from llamacli.inputs import Contents, Inputs, cell_keys, tokens_of
 from llamacli.kv import CacheStrategy, KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.loaders import Progress
@@ -188,7 +188,9 @@ class TokenStream(TokenSequence):
         self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = fork_safe(threading.RLock())
         self._cache: KVSequence | None = sequence
-        self._tokens, self._contents = list[int](sequence.tokens), Contents()
+        self._contents = Contents()
+        self._tokens, self._n_prompt = tokens_of(sequence.tokens)
+        self._has_ways = model.program.prompts is Prompts.TILES  # prompts go another way than generated tokens
         self._prefixes = model.prefixes(sequence.kv_type, self.n_ctx) if reuse else None
         if self._prefixes is not None:
             self._prefixes.add(sequence)
@@ -254,7 +256,13 @@ class TokenStream(TokenSequence):
 
         Those after them were dropped by a `strategy` or a sliding window, and are evaluated again before new tokens.
         """
-        return n_common(self.cache.tokens, self._tokens)
+        return n_common(self.cache.tokens, self._cell_keys())
+
+    def _cell_keys(self) -> list[int]:
+        """Content keys of the cells of the tokens."""
+        if self._has_ways and self._n_prompt < len(self._tokens):
+            return cell_keys(self._tokens, self._n_prompt)
+        return self._tokens
 
     @property
     def logits(self) -> Logits:
@@ -282,28 +290,33 @@ class TokenStream(TokenSequence):
         """Drop the logits: there are none until the next `eval`."""
         self._logits = None
 
-    def eval(self, tokens: Sequence[int] | Inputs, *, all_logits: bool = False) -> Logits | None:
+    def eval(
+        self, tokens: Sequence[int] | Inputs, *, all_logits: bool = False, generated: bool = False
+    ) -> Logits | None:
         """Evaluate tokens behind those evaluated so far.
 
         `tokens` are ids, or an `Inputs` with embeddings, positions or bidirectional spans. Then `logits` are those
         of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing.
-        How tokens are split over calls does not change results.
+        How tokens are split over calls does not change results. They are a prompt, unless they were `generated`; that
+        makes a difference for models with `prompts` by tiles, where generated tokens become a prompt, and are evaluated
+        again, once a prompt follows them.
 
         Raises InvalidRequestError for an id that is not in the vocabulary or inputs that the model cannot compute, and
         ContextOverflowError if the tokens do not fit, both before anything is evaluated.
         """
         with self.lock:
             ids = self._checked(tokens)
-            if self._ahead and len(ids) == 1 and not all_logits and isinstance(ids, list) and self.is_ahead(ids[0]):
+            may_be_ahead = self._ahead and (generated or not self._has_ways) and not all_logits
+            if may_be_ahead and len(ids) == 1 and isinstance(ids, list) and self.is_ahead(ids[0]):
                 self.advance(ids[0])
                 return None
             try:
-                chunk = self._chunk(ids, all_logits=all_logits)
+                chunk = self._chunk(ids, all_logits=all_logits, generated=generated)
                 (logits,) = evaluate(self.model.program_with, [chunk], progress=self.progress)
             except BaseException:
                 self._drop_stale_cells()
                 raise
-            self._commit(ids, chunk, logits[-1:].copy() if all_logits else logits)
+            self._commit(ids, chunk, logits[-1:].copy() if all_logits else logits, generated=generated)
             if not all_logits:
                 return None
             return logits if len(ids) else np.empty((0, self.model.config.n_vocab), np.float32)
@@ -318,9 +331,9 @@ class TokenStream(TokenSequence):
         """
         ids = self._checked([token, *draft])
         if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
-            self.eval([token])
+            self.eval([token], generated=True)
             return
-        _evaluate([(self, ids)], n_ahead=len(ids) - 1)
+        _evaluate([(self, ids)], n_ahead=len(ids) - 1, generated=[True])
 
     @locked
     def rewind(self, n_past: int) -> None:
@@ -337,6 +350,7 @@ class TokenStream(TokenSequence):
             self._contents.expect_whole(self._tokens, int(n_past))
         self._truncate_cache(int(n_past))
         del self._tokens[n_past:]
+        self._n_prompt = min(self._n_prompt, int(n_past))
         if self._contents:
             self._contents.keep(self._tokens)
         self._logits = None
@@ -369,6 +383,7 @@ class TokenStream(TokenSequence):
         else:
             self._truncate_cache(p0)
         del self._tokens[p0:stop]
+        self._n_prompt -= max(0, min(self._n_prompt, stop) - p0)
         self.n_reused = min(self.n_reused, self.n_past)
 
     @locked
@@ -409,6 +424,7 @@ class TokenStream(TokenSequence):
         n = max(0, len(ids) - len(self._chunk(ids).ids))
         if n:
             self._tokens += (ids.keys if isinstance(ids, Inputs) else ids)[:n]
+            self._n_prompt = len(self._tokens)
             self._logits = None
             self.n_reused += n
         return n
@@ -424,7 +440,9 @@ class TokenStream(TokenSequence):
             self._cache.close()
         self._cache = None
 
-    def _chunk(self, ids: list[int] | Inputs, *, all_logits: bool = False, n_ahead: int = 0) -> Chunk:
+    def _chunk(
+        self, ids: list[int] | Inputs, *, all_logits: bool = False, n_ahead: int = 0, generated: bool = False
+    ) -> Chunk:
         """Chunk of `ids`, after any earlier tokens that are not cached.
 
         Those that the prefix cache holds are left out, unless the logits of several are wanted.
@@ -432,23 +450,32 @@ class TokenStream(TokenSequence):
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
         if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
             self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
-        if len(ids) == 1 and isinstance(ids, list) and len(sequence.tokens) == len(self._tokens):
+        n_held, n_tokens = len(self._tokens), len(self._tokens) + len(ids)
+        n_prompt = (
+            self._n_prompt if generated else n_tokens
+        )  # that is wanted: tokens of another way are evaluated again
+        is_next = generated or not self._has_ways or self._n_prompt == n_held
+        if len(ids) == 1 and isinstance(ids, list) and len(sequence.tokens) == n_held and is_next:
             if self._contents.cells:
                 ids = self._contents.following(self._tokens, ids)
         elif len(ids):
             self._drop_stale_cells()
-            wanted = [*self._tokens, *(ids.keys if isinstance(ids, Inputs) else ids)]
+            tokens = [*self._tokens, *(ids.keys if isinstance(ids, Inputs) else ids)]
+            wanted = cell_keys(tokens, n_prompt) if self._has_ways else tokens
+            if not is_next:
+                self._truncate_cache(n_common(sequence.tokens, wanted))
             if self._prefixes is not None and self.strategy is CacheStrategy.ALWAYS and not (all_logits or n_ahead):
                 if self.model.prompt_cache is not None:
                     self.model.prompt_cache.load(self._prefixes, sequence, wanted, self.model.prefix_cache_bytes)
                 self._prefixes.reuse(sequence, wanted)
             start = len(sequence.tokens)
-            ids = self._contents.slice(wanted, start) if self._contents else wanted[start:]
+            ids = self._contents.slice(tokens, start) if self._contents else tokens[start:]
         reads = n_given > 1 or len(ids) >= MIN_CHECKPOINT  # not what is evaluated again after drafts
         keep = self._keep if sequence.pool.layout.recurrent and reads and not n_ahead else None
-        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, keep, take_hidden=self._take_hidden)
+        n_generated = min(len(ids), n_tokens - n_prompt) if self._has_ways else 0
+        return Chunk(sequence, ids, self.adapters, n_last, n_ahead, n_generated, keep, take_hidden=self._take_hidden)
 
-    def _commit(self, ids: list[int] | Inputs, chunk: Chunk, rows: Logits) -> None:
+    def _commit(self, ids: list[int] | Inputs, chunk: Chunk, rows: Logits, *, generated: bool) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
 
         `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
@@ -461,8 +488,9 @@ class TokenStream(TokenSequence):
         keys = ids.keys if isinstance(ids, Inputs) else ids
         tokens, ahead = keys[:n_new], list(zip(keys[n_new:], rows[1:], strict=True))
         last, n_computed = rows[0], len(chunk.ids)
-        n_reused = max(0, len(ids) - n_computed)
+        n_reused, n_prompt = max(0, len(ids) - n_computed), self._n_prompt if generated else self.n_past + n_new
         self._tokens += tokens  # no call from here on: an interrupt comes before all of this or after it
+        self._n_prompt = n_prompt
         self._logits, self._ahead, self._accepted = last, ahead, ()
         self.n_reused += n_reused
         self.n_computed += n_computed
@@ -522,10 +550,11 @@ class TokenStream(TokenSequence):
             raise ContextOverflowError(n_past, n_tokens, self.n_ctx)
 
 
-def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]]) -> None:
+def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]], *, generated: Iterable[bool] = ()) -> None:
     """Evaluate the next tokens of many sessions of one model together.
 
-    Each batch of tokens is one pass over the weights, for sessions with the same LoRA adapters.
+    Each batch of tokens is one pass over the weights, for sessions with the same LoRA adapters. `generated` says for
+    each session whether its tokens were generated, as for `TokenStream.eval`; by default they are prompts.
 
     Each session then is as if it had evaluated its tokens by itself. Raises what `TokenStream.eval` raises,
     InvalidRequestError if a session is there twice or the models differ; nothing has changed then.
@@ -535,29 +564,37 @@ def eval_batch(work: Iterable[tuple[TokenStream, Sequence[int] | Inputs]]) -> No
         raise InvalidRequestError("a session is there twice: give its tokens at once")
     if len({id(stream.model) for stream, _ in checked}) > 1:
         raise InvalidRequestError("sessions of different models cannot be evaluated together")
+    ways = [*generated] or [False] * len(checked)
+    if len(ways) != len(checked):
+        raise InvalidRequestError(f"generated has {len(ways)} entries for {len(checked)} sessions")
     with contextlib.ExitStack() as locks:
         for stream, _ in sorted(checked, key=lambda one: id(one[0])):  # in one order, or two could wait for each other
             locks.enter_context(stream.lock)
         for stream, ids in checked:
             stream._expect_room(len(ids))  # another thread may have used it since
         if checked:
-            _evaluate(checked)
+            _evaluate(checked, generated=ways)
 
 
-def _evaluate(work: Sequence[tuple[TokenStream, list[int] | Inputs]], *, n_ahead: int = 0) -> None:
+def _evaluate(
+    work: Sequence[tuple[TokenStream, list[int] | Inputs]], *, n_ahead: int = 0, generated: Sequence[bool]
+) -> None:
     """Evaluate and commit checked tokens.
 
     The streams' locks are held. Tokens and logits of a stream change only in the end, when all are evaluated. The last
     `n_ahead` tokens of each are only drafted.
     """
     try:
-        chunks = [stream._chunk(ids, n_ahead=n_ahead) for stream, ids in work]
+        chunks = [
+            stream._chunk(ids, n_ahead=n_ahead, generated=is_generated)
+            for (stream, ids), is_generated in zip(work, generated, strict=True)
+        ]
         results = evaluate(work[0][0].model.program_with, chunks)
     except BaseException:
         for stream, _ in work:
             stream._drop_stale_cells()
         raise
     is_shared = len(work) > 1  # memory with the logits of other streams
-    for (stream, ids), chunk, logits in zip(work, chunks, results, strict=True):
+    for (stream, ids), chunk, logits, is_generated in zip(work, chunks, results, generated, strict=True):
         rows = logits[-1 - n_ahead :]
-        stream._commit(ids, chunk, rows.copy() if is_shared else rows)
+        stream._commit(ids, chunk, rows.copy() if is_shared else rows, generated=is_generated)

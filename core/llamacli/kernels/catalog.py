@@ -23,9 +23,10 @@ from llamacli.kernels import (
     sampling,
     team,
 )
+from llamacli.kernels.isa import isa
 from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.kv_types.types import KV_TYPES, KVType
-from llamacli.kernels.registry import kinds
+from llamacli.kernels.registry import integer_kinds, kinds
 
 _MODULES = (
     activation_rounding,
@@ -48,6 +49,7 @@ CACHES = [KVType(k, v) for k, v in dict.fromkeys(_PAIRS)]
 _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ...] = (
     (packing.pack_kernel, kinds),
     (linear.linear, kinds),
+    (linear.tiled_linear, lambda: integer_kinds() if isa() == "amx" else []),
     (embedding.embedding, kinds),
     (activation_rounding.round_activations, lambda: activation_rounding.FORMS),
     (attention.store_kv, lambda: CACHES),

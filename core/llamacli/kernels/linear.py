@@ -11,8 +11,9 @@ from llamacli.kernels.deferred import carray
 from llamacli.kernels.isa import ARM, AVX512, isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import LINEAR, RUN
-from llamacli.kernels.packing_formats import ROWS, FloatPacking, Packing
+from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking, Packing, TiledPacking
 from llamacli.kernels.panels import panel_product
+from llamacli.kernels.prompt_tiles import decoded_product
 from llamacli.kernels.register_tiles import tile_of
 from llamacli.kernels.registry import packing_of
 from llamacli.kernels.tiles import tiled_product
@@ -29,12 +30,26 @@ def linear(kind: IntEnum) -> Kernel:
     """Matrix product kernel for weights packed as `kind`."""
     packing = packing_of(kind)
     assert packing, f"{kind.name} has no kernels"
-    return _linear(packing)  # type: ignore[arg-type]  # mypy takes no protocol for hashable
+    return product_of(packing)
+
+
+def tiled_linear(kind: IntEnum) -> Kernel:
+    """Matrix product kernel of prompts, by AMX, for integers packed as `kind`."""
+    packing = packing_of(kind)
+    assert isinstance(packing, IntegerPacking), f"{kind.name} is no format of integers"
+    return product_of(TiledPacking(packing))
+
+
+def product_of(packing: Packing) -> Kernel:
+    """Matrix product kernel for weights of a packing."""
+    return _product_of(packing)  # type: ignore[arg-type]  # mypy takes no protocol for hashable
 
 
 @functools.cache
-def _linear(packing: Packing) -> Kernel:
-    if not isinstance(packing, FloatPacking) or isa() in ARM:
+def _product_of(packing: Packing) -> Kernel:
+    if isinstance(packing, TiledPacking):
+        function = decoded_product(packing)
+    elif not isinstance(packing, FloatPacking) or isa() in ARM:
         function = _product(packing)
     else:
         function = tiled_product(packing) if packing.is_tiled else panel_product(packing, tile_of(packing))

@@ -338,5 +338,36 @@ class IntegerPacking:
         return [b.add(code, offset) for code, offset in zip(codes, offsets, strict=True)]
 
 
+@attrs.frozen
+class TiledPacking:
+    """Integers that tiles of AMX multiply, packed as for registers."""
+
+    integers: IntegerPacking
+
+    @property
+    def name(self) -> str:
+        """See Packing."""
+        return f"{self.integers.name}_tiles"
+
+    @property
+    def block(self) -> int:
+        """See Packing."""
+        return self.integers.block
+
+    @property
+    def n_bytes(self) -> int:
+        """See Packing."""
+        return self.integers.n_bytes
+
+    @property
+    def activation(self) -> str:
+        """See Packing."""
+        return "bf16_pairs"
+
+    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
+        """See Packing."""
+        return self.integers.load(b, address, ahead)
+
+
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}
 """Packings by tensor type, as `ggml_packings.integer_format` registers them."""

@@ -81,6 +81,11 @@ def kinds() -> list[IntEnum]:
     return found
 
 
+def integer_kinds() -> list[IntEnum]:
+    """Tensor types whose kernels multiply integers."""
+    return [kind for kind in kinds() if isinstance(packing_of(kind), IntegerPacking)]
+
+
 @functools.cache
 def _described(fmt: QuantFormat) -> IntegerPacking:
     """Packing of a plugin, named after its type and code hash."""

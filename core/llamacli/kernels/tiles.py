@@ -15,7 +15,7 @@ several tiles of weights in turn, since an instruction waits for the sum of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llamacli.kernels import ir, simd
@@ -27,14 +27,16 @@ from llamacli.kernels.work import part_of
 TOKENS, ABREAST = 16, 4
 """Tokens of a tile, and sums in tiles at once: as many as leave registers for factors."""
 
-_LINE, _TILE = 64, 1024
+LINE, TILE = 64, 1024
+"""Bytes of a row of a tile, and of a tile."""
+
 _AHEAD = 4096
 """Prefetch distance in bytes of weights."""
 
 CHUNK, _PANEL, _TILES = 256, 32, 8
 """Tokens, blocks of 32 columns and tiles of weights of a panel."""
 
-_PANEL_BYTES, _SUM_BYTES = 2 * _PANEL * _TILE, 4 * ROWS * CHUNK
+_PANEL_BYTES, _SUM_BYTES = 2 * _PANEL * TILE, 4 * ROWS * CHUNK
 """Bytes of a panel of split weights, and of the sums of a chunk with a tile of weights."""
 
 _i64 = types.int64
@@ -42,24 +44,40 @@ _void, _pointer = ir.ir.VoidType(), ir.I8.as_pointer()
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------
-def _tile(b: ir.Builder, name: str, *args: Any) -> None:
+def tile_instruction(b: ir.Builder, name: str, *args: Any) -> None:
     """Emit an instruction: integers are numbers of tiles."""
     ir.call(b, f"llvm.x86.{name}", _void, *(ir.I8(arg) if isinstance(arg, int) else arg for arg in args))
 
 
-def _load(b: ir.Builder, tile: int, address: ir.Value, stride: ir.Value) -> None:
-    _tile(b, "tileloadd64", tile, b.inttoptr(address, _pointer), stride)
+def load_tile(b: ir.Builder, tile: int, address: ir.Value, stride: ir.Value) -> None:
+    """Load the rows of a tile, `stride` bytes apart."""
+    tile_instruction(b, "tileloadd64", tile, b.inttoptr(address, _pointer), stride)
+
+
+def store_tile(b: ir.Builder, tile: int, address: ir.Value, stride: ir.Value) -> None:
+    """Store the rows of a tile, `stride` bytes apart."""
+    tile_instruction(b, "tilestored64", tile, b.inttoptr(address, _pointer), stride)
+
+
+def emit_shapes(b: ir.Builder, rows: Sequence[ir.Value]) -> None:
+    """Set the numbers of rows of the tiles, int8.
+
+    Each row has 64 bytes. Tiles of no rows are not to be used.
+    """
+    settings = ir.stack(b, LINE)
+    ir.store(b, settings, ir.constant(ir.I32X16, 0))
+    ir.store(b, settings, ir.I8(1))
+    for tile, n_rows in enumerate(rows):
+        has_rows = b.icmp_unsigned("!=", n_rows, ir.I8(0))
+        ir.store(b, ir.offset(b, settings, 16 + 2 * tile), b.select(has_rows, ir.I16(LINE), ir.I16(0)))
+        ir.store(b, ir.offset(b, settings, 48 + tile), n_rows)
+    tile_instruction(b, "ldtilecfg", b.inttoptr(settings, _pointer))
 
 
 def emit_configuration(b: ir.Builder, n_tokens: ir.Value) -> None:
     """Set the shapes of all tiles: 16 rows, or those of tokens."""
-    settings, rows = ir.stack(b, _LINE), b.trunc(n_tokens, ir.I8)
-    ir.store(b, settings, ir.constant(ir.I32X16, 0))
-    ir.store(b, settings, ir.I8(1))
-    for tile in range(8):
-        ir.store(b, ir.offset(b, settings, 16 + 2 * tile), ir.I16(_LINE))
-        ir.store(b, ir.offset(b, settings, 48 + tile), ir.I8(ROWS) if tile in _WEIGHTS else rows)
-    _tile(b, "ldtilecfg", b.inttoptr(settings, _pointer))
+    rows = b.trunc(n_tokens, ir.I8)
+    emit_shapes(b, [ir.I8(ROWS) if tile in _WEIGHTS else rows for tile in range(8)])
 
 
 configure = ir.expose(types.void, _i64)(emit_configuration)
@@ -68,7 +86,7 @@ configure = ir.expose(types.void, _i64)(emit_configuration)
 @ir.expose(types.void)
 def release(b: ir.Builder) -> None:
     """Free the tiles, so that no change of threads saves them."""
-    _tile(b, "tilerelease")
+    tile_instruction(b, "tilerelease")
 
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -81,17 +99,17 @@ def _parts(packing: FloatPacking) -> int:
     return 2 if packing.activation == "f16_split" else 1
 
 
-def emit_split(b: ir.Builder, weight: ir.Value, halves: ir.Value, lines: range = range(0, _TILE, _LINE)) -> None:
+def emit_split(b: ir.Builder, weight: ir.Value, halves: ir.Value, lines: range = range(0, TILE, LINE)) -> None:
     """Split 32 columns of float16 into two tiles of bfloat16."""
     for start in lines:
-        columns = (ir.load_f16(b, ir.offset(b, weight, start + column * _LINE // 2)) for column in (0, 1))
+        columns = (ir.load_f16(b, ir.offset(b, weight, start + column * LINE // 2)) for column in (0, 1))
         large, small = ir.split_bf16(b, *columns)
         ir.store(b, ir.offset(b, halves, start), large)
-        ir.store(b, ir.offset(b, halves, _TILE + start), small)
+        ir.store(b, ir.offset(b, halves, TILE + start), small)
 
 
 def _load_weights(b: ir.Builder, part: int, weight: ir.Value) -> None:
-    _load(b, _WEIGHTS[part], ir.offset(b, weight, part * _TILE), ir.I64(_LINE))
+    load_tile(b, _WEIGHTS[part], ir.offset(b, weight, part * TILE), ir.I64(LINE))
 
 
 def emit_few(
@@ -101,12 +119,12 @@ def emit_few(
     """Emit n tiles of weights times tokens; sums lie _SUM_BYTES apart."""
     parts = _parts(packing)
     weights = [b.add(weight, b.mul(tile_bytes, ir.I64(i))) for i in range(n)]
-    size = n * parts * _TILE
+    size = n * parts * TILE
     halves = ir.stack(b, 2 * size) if parts == 2 else ir.I64(0)
     for i in range(n):
-        _tile(b, "tilezero", i)
+        tile_instruction(b, "tilezero", i)
         if parts == 2:
-            emit_split(b, weights[i], ir.offset(b, halves, i * parts * _TILE))
+            emit_split(b, weights[i], ir.offset(b, halves, i * parts * TILE))
 
     def body(k: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         row = b.add(x, b.mul(k, ir.I64(BLOCK_BYTES[packing.activation])))
@@ -118,23 +136,23 @@ def emit_few(
             following = [b.add(place, step) for place in places]
             odd = b.mul(b.and_(k, ir.I64(1)), ir.I64(size))
             current, other = b.add(halves, odd), b.sub(ir.offset(b, halves, size), odd)
-            places, targets = ([ir.offset(b, half, i * parts * _TILE) for i in range(n)] for half in (current, other))
+            places, targets = ([ir.offset(b, half, i * parts * TILE) for i in range(n)] for half in (current, other))
         for part in range(parts):
-            _load(b, _FACTORS[part], ir.offset(b, row, part * _LINE), x_stride)
+            load_tile(b, _FACTORS[part], ir.offset(b, row, part * LINE), x_stride)
         for part in range(parts):
             for i in range(n):
-                ir.prefetch(b, ir.offset(b, following[i], _AHEAD + part * _TILE // parts), packing.n_bytes // parts)
+                ir.prefetch(b, ir.offset(b, following[i], _AHEAD + part * TILE // parts), packing.n_bytes // parts)
                 _load_weights(b, part, places[i])
                 for factor in _FACTORS[:parts]:
-                    _tile(b, "tdpbf16ps", i, factor, _WEIGHTS[part])
+                    tile_instruction(b, "tdpbf16ps", i, factor, _WEIGHTS[part])
                 if parts == 2:
-                    half = range(part * _TILE // 2, (part + 1) * _TILE // 2, _LINE)
+                    half = range(part * TILE // 2, (part + 1) * TILE // 2, LINE)
                     emit_split(b, following[i], targets[i], half)
         return []
 
     ir.loop(b, n_blocks, [], body)
     for i in range(n):
-        _tile(b, "tilestored64", i, b.inttoptr(ir.offset(b, sums, i * _SUM_BYTES), _pointer), ir.I64(_LINE))
+        store_tile(b, i, ir.offset(b, sums, i * _SUM_BYTES), ir.I64(LINE))
 
 
 def emit_panel(
@@ -146,34 +164,34 @@ def emit_panel(
     The panel is part of one tile of weights. A tile has n_tokens tokens. The product is added to `sums`, unless this is
     the first panel.
     """
-    parts, line = _parts(packing), ir.I64(_LINE)
+    parts, line = _parts(packing), ir.I64(LINE)
     rows = [b.add(x, b.mul(x_stride, b.mul(n_tokens, ir.I64(j)))) for j in range(n)]
-    places = [b.inttoptr(b.add(sums, b.mul(n_tokens, ir.I64(j * _LINE))), _pointer) for j in range(n)]
+    places = [b.add(sums, b.mul(n_tokens, ir.I64(j * LINE))) for j in range(n)]
     with b.if_else(b.icmp_signed("!=", is_first, ir.I64(0))) as (first, later):
         with first:
             for j in range(n):
-                _tile(b, "tilezero", j)
+                tile_instruction(b, "tilezero", j)
         with later:
             for j, place in enumerate(places):
-                _tile(b, "tileloadd64", j, place, line)
+                load_tile(b, j, place, line)
 
     def body(k: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         at = b.mul(k, ir.I64(BLOCK_BYTES[packing.activation]))
-        weight = b.add(panel, b.mul(k, ir.I64(parts * _TILE)))
+        weight = b.add(panel, b.mul(k, ir.I64(parts * TILE)))
         for part in range(parts):
             _load_weights(b, part, weight)
         for j, row in enumerate(rows):
             factors = _FACTORS if parts == 2 else _FACTORS[j % 2 : j % 2 + 1]
             for part, factor in enumerate(factors):
-                _load(b, factor, ir.offset(b, b.add(row, at), part * _LINE), x_stride)
+                load_tile(b, factor, ir.offset(b, b.add(row, at), part * LINE), x_stride)
             for part in range(parts):
                 for factor in factors:
-                    _tile(b, "tdpbf16ps", j, factor, _WEIGHTS[part])
+                    tile_instruction(b, "tdpbf16ps", j, factor, _WEIGHTS[part])
         return []
 
     ir.loop(b, n_blocks, [], body)
     for j, place in enumerate(places):
-        _tile(b, "tilestored64", j, place, line)
+        store_tile(b, j, place, line)
 
 
 # --- kernel ----------------------------------------------------------------------------------------------------------
@@ -266,7 +284,7 @@ def tiled_product(packing: FloatPacking) -> Callable[..., None]:
                                 panel = weight + i * a.tile_bytes + block * n_bytes
                                 if is_split:
                                     for k in range(n_blocks):
-                                        split_tile(panel + k * n_bytes, halves + 2 * k * _TILE)
+                                        split_tile(panel + k * n_bytes, halves + 2 * k * TILE)
                                     panel = halves
                                 token = 0
                                 while token < n:
@@ -276,13 +294,13 @@ def tiled_product(packing: FloatPacking) -> Callable[..., None]:
                                         configured = size
                                     token += size * multiply_panel(
                                         (n - token) // size, panel, n_blocks, x + token * a.x_stride + block * unit,
-                                        a.x_stride, sums + i * _SUM_BYTES + token * _LINE, size, block == 0,
+                                        a.x_stride, sums + i * _SUM_BYTES + token * LINE, size, block == 0,
                                     )  # fmt: skip
                     for i in range(n_tiles):
                         lanes = 4 * ROWS * (t + i)
                         bias = simd.load(a.bias + group * a.bias_stride + lanes)
                         for token in range(n):
-                            total = simd.add(simd.load(sums + i * _SUM_BYTES + token * _LINE), bias)
+                            total = simd.add(simd.load(sums + i * _SUM_BYTES + token * LINE), bias)
                             place = group * a.out_group + (row + token) * a.out_stride + lanes
                             if a.residual:
                                 total = simd.add(simd.load(a.residual + place), total)

@@ -44,7 +44,8 @@ class BatchedLinear(Op):
     def compute(self, run: Run) -> Array:
         """See Op."""
         heads = run[self.x].reshape(run.n, len(run[self.weight]), -1)
-        out = np.stack([product(heads[:, i], matrix) for i, matrix in enumerate(run[self.weight])], axis=1)
+        matrices = enumerate(run[self.weight])
+        out = np.stack([product(heads[:, i], matrix, is_tiled=run.is_tiled) for i, matrix in matrices], axis=1)
         return (out + run[self.bias] if self.bias else out).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from llamacli.kernels.layout import ACTIVATION_BLOCK, BLOCK_BYTES, LINEAR
 from llamacli.ops.add import Add, add
@@ -44,7 +45,7 @@ class Linear(Op):
 
     def compute(self, run: Run) -> Array:
         """See Op."""
-        out = product(run[self.x], run[self.weight].reshape(self.out.width, -1))
+        out = product(run[self.x], run[self.weight].reshape(self.out.width, -1), is_tiled=run.is_tiled)
         for change in self.changes:
             out = out + low_rank_product(run[self.x], run[change.a], run[change.b], run.scale_of(change))
         out = out + run[self.bias] if self.bias else out
@@ -92,12 +93,38 @@ def linear(g: Recorder, x: Value, param: Param, *, scale_last: bool = False) -> 
     return add(g, out, Param(last)) if last else out
 
 
-def product(x: Array, weight: Array) -> Array:
+def product(x: Array, weight: Array, *, is_tiled: bool = False) -> Array:
     """Matrix product x @ weight.T, row by row.
 
-    x is [n, n_in], weight [n_out, n_in]. BLAS sums in another order for each shape, so rows are multiplied singly.
+    x is [n, n_in], weight [n_out, n_in]. BLAS sums in another order for each shape, so rows are multiplied singly. With
+    `is_tiled` it is that of tiles of AMX.
     """
+    if is_tiled:
+        return tiled_product(nearest_bf16(x), nearest_bf16(weight)).astype(np.float64)
     return np.array([np.dot(weight, row) for row in x]).reshape(len(x), len(weight))
+
+
+def nearest_bf16(x: Array) -> npt.NDArray[np.float32]:
+    """The nearest bfloat16 of numbers, ties to even, as float32."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + 0x7FFF) & 0xFFFF0000).view(np.float32)
+
+
+def tiled_product(x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Matrix product x @ weight.T of bfloat16, as tiles of AMX make it.
+
+    x is [n, n_in], weight [n_out, n_in]. Of 32 columns, the products of even ones and those of odd ones are summed in
+    turn, from 0; both sums are added, then that is added to the sum of the columns before. Intel's manual defines
+    TDPBF16PS so. Numbers that are subnormal, which it takes as 0, are not handled.
+    """
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for block in range(0, x.shape[1], ACTIVATION_BLOCK):
+        sums = np.zeros((2, *total.shape), np.float32)
+        for column in range(block, min(block + ACTIVATION_BLOCK, x.shape[1])):
+            products = x[:, column, None].astype(np.float64) * weight[None, :, column]
+            sums[column % 2] = (sums[column % 2] + products).astype(np.float32)
+        total += sums[0] + sums[1]
+    return total
 
 
 def low_rank_product(x: Array, a: Array, b: Array, scale: float) -> Array:
@@ -120,7 +147,7 @@ def lower_linear(
     group: rows starts[i] to starts[i + 1] - 1 of x are multiplied by matrix i. A tensor of several matrices without
     `starts` has one for each head of x and out, which must be whole blocks of activations wide.
     """
-    from llamacli.kernels.linear import linear
+    from llamacli.kernels.linear import product_of
 
     if to.watches_products:
         to.watch_product(x, tensor, starts)
@@ -131,8 +158,9 @@ def lower_linear(
     n_heads = n_groups if starts is None else 1
     head_blocks = x.width // n_heads // ACTIVATION_BLOCK
     to.step(
-        linear(matrix.kind), LINEAR, weight=matrix.packed, tile_bytes=matrix.packed[0, 0].nbytes, n_tiles=n_tiles,
-        n_blocks=n_blocks, x=source, out=out, bias=biases, residual=residual, n_groups=n_groups, starts=starts,
+        product_of(matrix.packing), LINEAR, weight=matrix.packed, tile_bytes=matrix.packed[0, 0].nbytes,
+        n_tiles=n_tiles, n_blocks=n_blocks, x=source, out=out, bias=biases, residual=residual, n_groups=n_groups,
+        starts=starts,
         x_group=0 if starts else head_blocks * BLOCK_BYTES[source.form],
         out_group=0 if starts else 4 * (out.width // n_heads),
         work=float(matrix.shape[0] * matrix.shape[1] * max(1, x.slots) * n_heads),

@@ -170,7 +170,7 @@ class MoE(Op):
         weights = {tensor: run[tensor] for tensor in self.tensors()}
 
         def apply(expert: Expert, e: int, row: Array, *, scaled: bool = True) -> Array:
-            result = product(row, weights[expert.weight][e])
+            result = product(row, weights[expert.weight][e], is_tiled=run.is_tiled)
             for change in expert.changes:
                 result = result + low_rank_product(
                     row, weights[change.a][e], weights[change.b][e], run.scale_of(change)

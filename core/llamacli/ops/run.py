@@ -25,7 +25,8 @@ class Span:
     `g.previous_hidden` reads; None for zeros. `inputs`, n tokens with positions that are known (`Inputs.placed`), have
     embeddings, positions and spans; None for ids whose positions are the numbers of their cells. `adapter_scales`,
     float64 [n_adapters], are the scales of the program's LoRA adapters; None for 1. The first `n_encoded` cells of the
-    sequence are of the encoder's text, in which the span lies wholly or not at all.
+    sequence are of the encoder's text, in which the span lies wholly or not at all. `is_prompt`: the tokens go the way
+    of prompts, where the program has one; so do all of a batch.
     """
 
     sequence: KVSequence
@@ -35,6 +36,7 @@ class Span:
     inputs: Inputs | None = None
     adapter_scales: npt.NDArray[np.float64] | None = None
     n_encoded: int = 0
+    is_prompt: bool = False
 
     @property
     def encodes(self) -> bool:
@@ -58,8 +60,7 @@ class Span:
         """Tokens `first` to `stop` - 1 of the span."""
         hidden = None if self.hidden is None else self.hidden[first:stop]
         inputs = None if self.inputs is None else self.inputs.part(first, stop)
-        start = self.start + first
-        return Span(self.sequence, start, stop - first, hidden, inputs, self.adapter_scales, self.n_encoded)
+        return attrs.evolve(self, start=self.start + first, n=stop - first, hidden=hidden, inputs=inputs)
 
 
 @attrs.frozen(eq=False)
@@ -71,6 +72,7 @@ class Run:
     - `sequence`: the cached keys and values; `states[i]`: the shape of the keys and values of layer i.
     - `hidden`: float32 [n, n_embd], hidden states of the tokens before; None for zeros.
     - `span.inputs`: embeddings, positions and spans; None for plain ids.
+    - `is_tiled`: matrix products are those of tiles.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -78,6 +80,7 @@ class Run:
     states: Sequence[KVSpec]
     values: Mapping[Value, npt.NDArray[np.float32]]
     weights: Callable[[Tensor], Array]
+    is_tiled: bool = False
 
     def __getitem__(self, what: Value | Tensor) -> Array:
         return self.weights(what) if isinstance(what, Tensor) else self.values[what].astype(np.float64)

@@ -135,7 +135,9 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        given: dict[str, Any] = {"load": settings.load_mode, "overrides": settings.overrides}
+        given: dict[str, Any] = {
+            "load": settings.load_mode, "overrides": settings.overrides, "prompts": settings.prompts,
+        }  # fmt: skip
         if source.mmproj is not None:
             given["mmproj"] = source.mmproj
         if settings.workers is not None:
@@ -211,7 +213,7 @@ def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
     adapters = [adapter.digest for adapter in scheduler.adapters]
-    digest = hashlib.sha256(f"{model.identity} {model.mode.value} {kv_type} {adapters}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{model.identity} {model.variant} {kv_type} {adapters}".encode()).hexdigest()
     return attrs.evolve(
         unloaded_info(source),
         loaded=True,

@@ -121,6 +121,7 @@ class Planner:
             return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
         n_adapted = len({bool(sequence.adapters) for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
         passes = max(1, n_adapted) + bool(prompts and prompts[0].embeds)
+        passes += bool(plan and prompts and prompts[0].has_ways)
         room = chunk_rows(self._cost, n_decode, step_s, passes=passes)
         longest = chunk_rows(self._cost, n_decode, LAST_CHUNK * step_s, passes=passes)
         if n_decode and step_s and self._cost.seconds(n_decode) > step_s and self.n_steps % 2:
@@ -134,7 +135,7 @@ class Planner:
             if sequence not in self.running.sequences or sequence.kind != prompts[0].kind:
                 continue
             if not sequence.wants_rows:
-                gained = self._memory.reuse(sequence.cache, sequence.context)
+                gained = self._memory.reuse(sequence.cache, sequence.cell_keys)
                 self._lifecycle.count_cached(sequence, gained)
             alone = self._has_encoder or (self._is_encoder and not plan)
             if sequence is prompts[0] and not gives_way and (sequence.n_missing <= longest or alone):
@@ -229,5 +230,5 @@ def _leads(other: SequenceState, sequence: SequenceState) -> bool:
         return False
     if sequence.wants_rows or not other.n_missing:
         return False
-    common = min(n_common(other.context, sequence.context), len(sequence.context) - 1)
+    common = min(n_common(other.cell_keys, sequence.cell_keys), len(sequence.context) - 1)
     return len(other.cache.tokens) < common and len(sequence.cache.tokens) < common

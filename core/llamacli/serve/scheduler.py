@@ -56,6 +56,7 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.serve.slots import Slots
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooler
+from llamacli.util.settings import Prompts
 
 _MAX_RETRY = 60
 
@@ -143,7 +144,17 @@ class Scheduler:
         limits = [limit for limit in (max_tokens, self.settings.max_tokens) if limit is not None]
         with self.queue.lock:
             prompts = [
-                SequenceState(state, i, next(self._arrivals), ids, n, min([*limits, n_ctx - len(ids)]), chain, adapters)
+                SequenceState(
+                    state,
+                    i,
+                    next(self._arrivals),
+                    ids,
+                    n,
+                    min([*limits, n_ctx - len(ids)]),
+                    chain,
+                    adapters,
+                    has_ways=self.model.program.prompts is Prompts.TILES,
+                )
                 for i, ids in enumerate(request.prompts)
             ]
             with self._counted_refusals():
@@ -368,7 +379,7 @@ class Scheduler:
             if self.running.slots_before(sequence) + sequence.n_choices > capacity:
                 return
             sequence.begin(self.memory.new_sequence(key_of(sequence.adapters)))
-            n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.context)
+            n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.cell_keys)
             if not sequence.background:
                 self.running.yield_slots(sequence.n_choices, capacity)
                 fits = self.running.yield_pages(sequence.n_missing)
@@ -425,7 +436,10 @@ class Scheduler:
             n_last = n if sequence.wants_rows else 1 + n_ahead
         else:
             n_last = int(n == sequence.n_missing and sequence.n_left > 0)
-        return Chunk(sequence.cache, ids, sequence.adapters, n_last, n_ahead, keep, take_hidden=take_hidden)
+        n_generated = max(0, min(n, start + n - len(sequence.prompt))) if sequence.has_ways else 0
+        return Chunk(
+            sequence.cache, ids, sequence.adapters, n_last, n_ahead, n_generated, keep, take_hidden=take_hidden
+        )
 
     def _advance(self, sequence: SequenceState, n: int, rows: Logits) -> None:
         """Go on with a sequence after a chunk of it was evaluated."""

@@ -11,6 +11,7 @@ import numpy as np
 from llamacli.engine.adapters import Adapters
 from llamacli.engine.batching import Logits
 from llamacli.generation.stream import TokenSequence
+from llamacli.inputs import cell_keys
 from llamacli.kv import KVSequence
 from llamacli.media.encoder import Tile
 from llamacli.sampling import SamplerChain, SamplerState
@@ -97,6 +98,7 @@ class SequenceState(TokenSequence):
     - `n_preempted`: times that it was preempted. `n_served`: prompt tokens evaluated since it was admitted.
     - `last_at`: time of the last token.
     - `logprobs`, `rows`: log-probabilities, or hidden states, of the prompt so far, where they are asked for.
+    - `has_ways`: prompts go another way through the model than generated tokens, and have other cells.
     - `draw_s`: CPU seconds of the last draw, and `draws_s` of all. `drawing`: true while a draw runs beside the steps.
     """
 
@@ -120,6 +122,7 @@ class SequenceState(TokenSequence):
     draw_s: float = 0.0
     draws_s: float = 0.0
     drawing: bool = False
+    has_ways: bool = False
 
     def __str__(self) -> str:
         return f"the request {self.request.message.id}"
@@ -132,7 +135,7 @@ class SequenceState(TokenSequence):
         """Sequence of another choice after the same prompt."""
         other = SequenceState(
             self.request, self.number, self.arrival, self.prompt, self.n_choices, self.max_new, self.params,
-            self.adapters, choice, list(self._tokens), n_served=self.n_served,
+            self.adapters, choice, list(self._tokens), n_served=self.n_served, has_ways=self.has_ways,
         )  # fmt: skip
         other.cache = cache
         return other
@@ -205,6 +208,11 @@ class SequenceState(TokenSequence):
     def n_missing(self) -> int:
         """Tokens to evaluate before the next draw."""
         return len(self._tokens) - len(self.cache.tokens)
+
+    @property
+    def cell_keys(self) -> list[int]:
+        """Content keys of the cells of the context."""
+        return cell_keys(self._tokens, len(self.prompt)) if self.has_ways else self._tokens
 
     @property
     def n_left(self) -> int:

@@ -65,7 +65,7 @@ class EngineSettings:
     - `idle_unload`: seconds without a request after which a model is unloaded, None for never.
     - `load_timeout`: seconds that a request waits for its model to be loaded.
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
-    - `mode`, `threads`: as for `load_model`; `load_mode`: its `load`.
+    - `mode`, `prompts`, `threads`: as for `load_model`; `load_mode`: its `load`.
     - `workers`: those that the layers of models are divided among, None for none.
     - `overrides`: keys of the models' metadata that are replaced.
     - `prompt_cache`: folder of prefixes on disk, and its limit in bytes; None for none.
@@ -91,6 +91,7 @@ class EngineSettings:
     stuck_after: float = attrs.field(default=30.0, validator=_at_least(0))
     mode: str = "auto"
     load_mode: str = "auto"
+    prompts: str = "registers"
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     prompt_cache: tuple[str, int] | None = None
     threads: int | None = None

@@ -128,7 +128,7 @@ def _samples(model: Model, n_prompt: int, n_gen: int, depth: int, repetitions: i
             if n_prompt:
                 session.eval(tokens[:n_prompt])
             for i in range(n_gen):
-                session.eval(tokens[i : i + 1])
+                session.eval(tokens[i : i + 1], generated=True)
             yield time.perf_counter_ns() - started
 
 

@@ -38,6 +38,16 @@ class LoadMode(enum.StrEnum):
     MAP = "map"
 
 
+class Prompts(enum.StrEnum):
+    """Ways of prompts through matrix products.
+
+    `registers`: as generated tokens; `tiles`: by AMX, with weights and activations rounded to bfloat16.
+    """
+
+    REGISTERS = "registers"
+    TILES = "tiles"
+
+
 class KVTypeName(enum.StrEnum):
     """GGML names of KV cache types; see `llamacli.kv.KV_TYPES`."""
 

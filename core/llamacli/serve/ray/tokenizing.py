@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llamacli.engine import Program, QuantMode
+from llamacli.engine import Program, Prompts, QuantMode
 from llamacli.engine.base import Timings
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
@@ -19,6 +19,7 @@ class UnweightedProgram:
     """Program that knows a graph's shapes and computes nothing."""
 
     has_hidden = False
+    prompts = Prompts.REGISTERS
 
     def __init__(self, graph: Graph):
         self.graph = graph
