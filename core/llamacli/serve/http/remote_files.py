@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 import urllib.parse
 
@@ -57,25 +59,40 @@ def _get(url: str, until: float) -> tuple[str, bytes | None]:
     )
     connection = http.client.HTTPConnection(host, port, timeout=_left(until))
     stream = socket.create_connection((public_address(host, port), port), timeout=_left(until))
+    if is_tls:
+        context = ssl.create_default_context()
+        stream = context.wrap_socket(stream, server_hostname=host, do_handshake_on_connect=False)
+    # A socket's own timeout begins anew with every byte.
+    timer = threading.Timer(_left(until), _shut, (stream,))
+    timer.daemon = True
+    timer.start()
     try:
-        if is_tls:
-            stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
+        if isinstance(stream, ssl.SSLSocket):
+            stream.do_handshake()
         connection.sock = stream
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "llamacli", "Connection": "close"})
         response = connection.getresponse()
-        if response.status in _REDIRECTS:
-            return response.getheader("Location", ""), None
-        if response.status != http.HTTPStatus.OK:
-            raise _RefusedError(f"it answers with the status {response.status}")
-        data = bytearray()
-        while piece := response.read(_PIECE):
-            data += piece
-            if len(data) > MAX_BYTES:
-                raise _RefusedError(f"it is larger than the {MAX_BYTES} bytes of a picture")
-            stream.settimeout(_left(until))
-        return "", bytes(data)
+        with response:
+            if response.status in _REDIRECTS:
+                return response.getheader("Location", ""), None
+            if response.status != http.HTTPStatus.OK:
+                raise _RefusedError(f"it answers with the status {response.status}")
+            data = bytearray()
+            while piece := response.read1(_PIECE):
+                data += piece
+                if len(data) > MAX_BYTES:
+                    raise _RefusedError(f"it is larger than the {MAX_BYTES} bytes of a picture")
+            _left(until)
+            return "", bytes(data)
     finally:
+        timer.cancel()
+        connection.close()
         stream.close()
+
+
+def _shut(stream: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)
 
 
 def _left(until: float) -> float:
