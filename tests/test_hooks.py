@@ -17,6 +17,7 @@ import click.testing
 import numpy as np
 import pytest
 
+from checkpoint_cases import write_checkpoint
 from conftest import TinyGguf
 from demo_copies import write_demo_without_template
 from fake_engine import FakeEngine
@@ -47,6 +48,7 @@ PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "hooks"
 HOOK_OF = {
     "architecture": "register_architectures",
     "chat_format": "register_chat_formats",
+    "checkpoint": "register_checkpoints",
     "loader": "register_loaders",
     "match_architecture": "match_architecture",
     "media": "register_media",
@@ -219,6 +221,16 @@ def test_loader(use: Use, tiny_gguf: TinyGguf, tmp_path: Path) -> None:
         with load_model(source, "fp32", plugins=plugins, engine=ReferenceEngine()) as model:
             logits.append(model.create_session().eval([1, 2, 3], all_logits=True))
     np.testing.assert_array_equal(*logits)
+
+
+def test_checkpoint(use: Use, tmp_path: Path) -> None:
+    module, plugins = use("checkpoint")
+    folder = write_checkpoint(tmp_path, "llama")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "AddedForCausalLM"))
+    with load_model(folder, plugins=plugins, engine=ReferenceEngine()) as model:
+        assert model.arch == module.ADDED.architecture == "llama"
+        assert model.metadata["llama.rope.dimension_count"] == 16
 
 
 def test_media(use: Use, tmp_path: Path) -> None:

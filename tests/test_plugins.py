@@ -23,10 +23,11 @@ from llamacli import (
     load_tokenizer,
 )
 from llamacli import plugins as plugins_module
+from llamacli.checkpoints import Folder
 from llamacli.engine import ReferenceEngine
 from llamacli.errors import PluginWarning
 from llamacli.gguf import Metadata
-from llamacli.plugins import ARCHITECTURES, GENERAL, MEDIA, Plugins, known_distribution
+from llamacli.plugins import ARCHITECTURES, CHECKPOINTS, GENERAL, MEDIA, Plugins, known_distribution
 from llamacli.quantization import FORMATS
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
@@ -406,6 +407,21 @@ def register_media(register):
         with pytest.raises(PluginError, match=r"'same' is claimed by dummy_\w+ .* and by dummy_"):
             plugins.media_encoder("same")
 
+    def test_hook_register_checkpoints(self, install: Installed, tmp_path: Path) -> None:
+        source = f"""{HEAD}
+from llamacli.plugin import Checkpoint
+@hookimpl
+def register_checkpoints(register):
+    register(Checkpoint("llama", ("DummyForCausalLM",)))
+"""
+        groups = {CHECKPOINTS: {"DummyForCausalLM": "dummy_folders"}}
+        plugins = install(dummy_folders=(source, groups))
+        (tmp_path / "config.json").write_text('{"architectures": ["DummyForCausalLM"]}')
+        assert plugins.checkpoint(Folder(tmp_path)).architecture == "llama"
+        (tmp_path / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+        with pytest.raises(UnknownArchitectureError, match=r"OtherForCausalLM.*Similar: DummyForCausalLM"):
+            plugins.checkpoint(Folder(tmp_path))
+
     def test_hook_register_pre_tokenizers(self, install: Installed) -> None:
         source = f"""{HEAD}
 from llamacli.tokenizer.loading import NamedPreTokenizer
@@ -602,7 +618,7 @@ def register_samplers(register):
 def test_every_hook_has_a_test() -> None:
     hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "llamacli_spec")]
     tests = [name for name, _ in inspect.getmembers(TestHooks) + inspect.getmembers(TestResolving)]
-    assert len(hooks) == 10
+    assert len(hooks) == 11
     assert [hook for hook in hooks if not any(name.startswith(f"test_hook_{hook}") for name in tests)] == []
 
 

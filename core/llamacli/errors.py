@@ -189,5 +189,9 @@ class ClosedError(LlamaCliError, RuntimeError):
     """A model, session or cache was used after close()."""
 
 
+class StageError(LlamaCliError, ConnectionError):
+    """A pipeline stage is lost, late, wrong, or of another model."""
+
+
 class SessionBusyError(LlamaCliError, RuntimeError):
     """A session is in another `generate`; nothing was evaluated."""

@@ -13,6 +13,7 @@ import difflib
 from typing import NoReturn
 
 from llamacli.errors import PluginError
+from llamacli.kv.layout import Held
 from llamacli.ops import activations
 from llamacli.ops.activations import Activation
 from llamacli.ops.add import add
@@ -46,6 +47,7 @@ from llamacli.ops.scale import scale
 from llamacli.ops.short_conv import short_conv
 from llamacli.ops.sigmoid_gate import sigmoid_gate
 from llamacli.ops.softcap import softcap
+from llamacli.ops.stages import Sent
 from llamacli.ops.store import KeyValues, Store, store
 from llamacli.ops.values import Param, Tensor, Value
 from llamacli.ops.xielu import xielu
@@ -65,6 +67,8 @@ class Graph(Recorder):
     """
 
     n_batch: int | None = None
+    held: Held | None = None
+    """Layers and states of a pipeline stage, None for all."""
 
     add = add
     attention = attention
@@ -134,6 +138,12 @@ class Graph(Recorder):
         return next((i for i, op in enumerate(self.ops, start=1) if isinstance(op, Decoder)), 0)
 
     @property
+    def sent_by_encoder(self) -> Value | None:
+        """Value that an encoder's part in a pipeline stage ends with."""
+        last = self.ops[self.n_encoder - 2] if self.n_encoder > 1 else None
+        return last.out if isinstance(last, Sent) else None
+
+    @property
     def n_components(self) -> int:
         """Position components of a token: 1, or 4 for M-RoPE."""
         return max((op.n_components for op in self.ops), default=1)
@@ -197,7 +207,7 @@ class Graph(Recorder):
         """Graph of other ops with the same caches."""
         graph = Graph()
         graph.states, graph.recurrent, graph.ops = self.states, self.recurrent, ops
-        graph.n_batch = self.n_batch
+        graph.n_batch, graph.held = self.n_batch, self.held
         return graph
 
     @property

@@ -1,12 +1,13 @@
 """Plugin API: the hooks that a plugin may implement.
 
 A plugin is a module that declares `LLAMACLI_API = 1` and implements any of these hooks with `@hookimpl`. Its
-distribution names it in one of three entry-point groups; commands have a fourth, `llamacli.commands`, and APIs of the
-server a fifth, `llamacli.apis`:
+distribution names it in one of four entry-point groups; commands have a fifth, `llamacli.commands`, and APIs of the
+server a sixth, `llamacli.apis`:
 
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
 - `llamacli.media`: the entry's name is the exact `clip.projector_type` of the mmproj files whose pictures it encodes.
+- `llamacli.checkpoints`: the entry's name is a value of `architectures` in config.json, of a Hugging Face folder.
 - `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers).
 """
 
@@ -20,6 +21,7 @@ import pluggy
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture, Config
     from llamacli.chat.formats import ChatFormat
+    from llamacli.checkpoints import Checkpoint
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
     from llamacli.media.encoder import MediaEncoder
@@ -52,6 +54,11 @@ def register_architectures(register: Callable[[Architecture], None]) -> None:
 @hookspec
 def register_media(register: Callable[[MediaEncoder], None]) -> None:
     """Call `register` once for every media encoder that this plugin runs."""
+
+
+@hookspec
+def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
+    """Call `register` once for every layout of Hugging Face folders."""
 
 
 @hookspec

@@ -233,6 +233,26 @@ class Contents:
         self.cells |= new
         return inputs.keys
 
+    @property
+    def has_positions(self) -> bool:
+        """True if a token has an explicit position."""
+        return any(map(is_positioned, self.cells))
+
+    def set_rows(self, rows: Mapping[int, Floats]) -> None:
+        """Replace the rows of embeddings of some keys.
+
+        For rows that are made after their keys, such as those of pictures.
+        """
+        self.cells |= {key: attrs.evolve(self.cells[key], row=row) for key, row in rows.items()}
+
+    def span_at(self, keys: Sequence[int], stop: int) -> tuple[int, int] | None:
+        """Span that a cut before token `stop` would divide, as (start, stop)."""
+        if not 0 < stop < len(keys) or not is_in_span(keys[stop - 1]):
+            return None
+        index, length = self.cells[keys[stop - 1]].span or (0, 1)
+        start = stop - 1 - index
+        return (start, start + length) if index + 1 < length else None
+
     def slice(self, keys: Sequence[int], start: int = 0, stop: int | None = None) -> Inputs:
         """Inputs of the keys `start` to `stop` - 1, to be evaluated.
 

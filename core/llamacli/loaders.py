@@ -108,16 +108,23 @@ class WatchedFile:
         self._file.close()
 
 
+def unwatched(file: ModelFile) -> ModelFile:
+    """File whose reading is not reported."""
+    return file._file if isinstance(file, WatchedFile) else file
+
+
 @attrs.frozen
 class Loader:
     """File format other than GGUF.
 
-    `matches(path)` looks at a file's beginning, `open(path)` reads it. `open` raises ModelFormatError.
+    `matches(path)` looks at a file's beginning, `open(path)` reads it. `open` raises ModelFormatError. With `folders`
+    both take folders, never files.
     """
 
     name: str
     matches: Callable[[Path], bool]
     open: Callable[[Path], ModelFile]
+    folders: bool = False
 
 
 def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> ModelFile:
@@ -129,7 +136,9 @@ def open_model_file(path: str | os.PathLike[str], loaders: Sequence[Loader]) -> 
     if not os.fspath(path):  # Path("") would be the current folder
         raise ModelFormatError("the name of the model's file is empty")
     path = Path(path)
-    if not path.is_file() or is_gguf(path):
+    is_folder = path.is_dir()
+    loaders = [loader for loader in loaders if loader.folders == is_folder]
+    if is_gguf(path) or (not path.is_file() and not (is_folder and loaders)):
         return open_gguf(path)
     for loader in loaders:
         if _matches(loader, path):

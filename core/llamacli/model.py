@@ -112,15 +112,20 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         That file is the one given to `load_model`, or one in the folder of the model's. The first call loads it. Raises
         MediaError if there is none, ClosedError after close(), and what `load_model` raises for a mmproj file.
         """
-        self.program  # noqa: B018 - raises ClosedError
-        with self._media_lock:
-            found = self._media = self._media or self._load_media(self)
+        found = self.find_media_encoder()
         if found is None:
             raise MediaError(
                 f"the model {self.name!r} has no encoder of pictures: there is no mmproj file of it in its folder; "
                 "name one by `mmproj`"
             )
         return found
+
+    def find_media_encoder(self) -> LoadedEncoder | None:
+        """Encoder of pictures as `media_encoder` returns it, None if there is none."""
+        self.program  # noqa: B018 - raises ClosedError
+        with self._media_lock:
+            self._media = self._media or self._load_media(self)
+            return self._media
 
     def close(self) -> None:
         """Free the weights, the prefix cache and the encoder of pictures.
@@ -296,14 +301,15 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Reply to a conversation, with llama-cpp-python's arguments and results.
 
         `messages` and `tools` are dictionaries as in OpenAI's API, and so is the result, or with `stream` each chunk of
-        it. A tool may be a Python function; nothing calls it, see `ChatSession.run_tools` for that. With a Pydantic
-        model as `response_format`, `parsed` of the message is an instance, None if the reply was cut. Without
-        `max_tokens` the context is the limit. `template` and `variables` are as for `create_chat`; further
-        `arguments` are fields of `llamacli.chat.completions.CompletionArguments`. Each call has a session of its own;
-        what earlier calls had in common with it is not evaluated again.
+        it; pictures are `image_url` parts with data URIs. A tool may be a Python function; nothing calls it, see
+        `ChatSession.run_tools` for that. With a Pydantic model as `response_format`, `parsed` of the message is an
+        instance, None if the reply was cut. Without `max_tokens` the context is the limit. `template` and `variables`
+        are as for `create_chat`; further `arguments` are fields of `llamacli.chat.completions.CompletionArguments`.
+        Each call has a session of its own; what earlier calls had in common with it is not evaluated again.
 
         Raises at once InvalidRequestError for a value that is not valid, ChatTemplateError if there is no template or
-        it cannot render the messages, ContextOverflowError if they do not fit, TypeError for an unknown argument.
+        it cannot render the messages, ContextOverflowError if they do not fit, MediaError for a picture that cannot be
+        read, TypeError for an unknown argument.
         """
         from llamacli.chat.completions import CompletionArguments, chat_completion, whole
         from llamacli.chat.functions import described
@@ -322,6 +328,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             variables=variables,
+            media=self.find_media_encoder,
         )
         return chunks if stream else whole(chunks)
 

@@ -61,6 +61,15 @@ from llamacli.blocks.nextn import nextn_logits as nextn_logits
 from llamacli.blocks.state_space import Duality as Duality
 from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
 
+# Hugging Face checkpoints
+from llamacli.checkpoints.keys import rope_of as rope_of
+from llamacli.checkpoints.layout import INTERLEAVED as INTERLEAVED
+from llamacli.checkpoints.layout import MINUS_EXP as MINUS_EXP
+from llamacli.checkpoints.layout import PLUS_ONE as PLUS_ONE
+from llamacli.checkpoints.layout import Checkpoint as Checkpoint
+from llamacli.checkpoints.layout import Conversion as Conversion
+from llamacli.checkpoints.layout import Settings as Settings
+
 # Media encoders
 from llamacli.blocks.vision import VisionConfig as VisionConfig
 from llamacli.blocks.vision import mlp as mlp

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,15 +32,18 @@ from llamacli.util.settings import KERNEL_API, KERNEL_API_CHANGE
 if TYPE_CHECKING:
     from llamacli.architecture import Architecture
     from llamacli.chat.formats import ChatFormat
+    from llamacli.checkpoints import Checkpoint, CheckpointFile, Folder
     from llamacli.gguf import Metadata
     from llamacli.loaders import Loader
     from llamacli.media.encoder import MediaEncoder
+    from llamacli.quantization import TensorType
     from llamacli.sampling import SamplerType
 
 ARCHITECTURES = "llamacli.architectures"
 MEDIA = "llamacli.media"
+CHECKPOINTS = "llamacli.checkpoints"
 GENERAL = "llamacli"
-_GROUPS = (ARCHITECTURES, MEDIA, GENERAL)
+GROUPS = (ARCHITECTURES, MEDIA, CHECKPOINTS, GENERAL)
 
 _SLOW_S = 3.0
 """Seconds to load a plugin that are worth a warning."""
@@ -99,6 +103,10 @@ def _table(module: str, name: str) -> Callable[[], dict[Any, Any]]:
 KINDS = (
     Kind("architectures", "register_architectures", "llamacli.architecture", "Architecture"),
     Kind("media encoders", "register_media", "llamacli.media.encoder", "MediaEncoder"),
+    Kind(
+        "checkpoints", "register_checkpoints", "llamacli.checkpoints", "Checkpoint",
+        lambda checkpoint: checkpoint.classes,
+    ),
     Kind("loaders", "register_loaders", "llamacli.loaders", "Loader"),
     Kind(
         "tensor types", "register_quant_formats", "llamacli.quantization", "QuantFormat",
@@ -131,7 +139,7 @@ class Plugins:
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None):
         if entry_points is None:
             found = importlib.metadata.entry_points()
-            entry_points = [entry for group in _GROUPS for entry in found.select(group=group)]
+            entry_points = [entry for group in GROUPS for entry in found.select(group=group)]
         self._entry_points = [entry for entry in dict.fromkeys(entry_points) if _names_a_module(entry)]
         self._manager = pluggy.PluginManager("llamacli")
         self._manager.add_hookspecs(hookspecs)
@@ -155,7 +163,7 @@ class Plugins:
     def claimed_architectures(self, group: str = ARCHITECTURES) -> dict[str, list[EntryPoint]]:
         """Entry points by the `general.architecture` that they claim; imports nothing.
 
-        Those of the group MEDIA by their `clip.projector_type`.
+        Those of the group MEDIA by their `clip.projector_type`, of CHECKPOINTS by their `architectures` of config.json.
         """
         claims: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
@@ -236,6 +244,26 @@ class Plugins:
             )
         return known[projector]
 
+    def checkpoint(self, folder: Folder) -> Checkpoint:
+        """Layout of a Hugging Face folder. Raises what `resolve` raises."""
+        known: dict[str, Checkpoint] = self._registered["checkpoints"]
+        claims = self.claimed_architectures(CHECKPOINTS)
+        for name in folder.classes:
+            if claimants := claims.get(name, []):
+                if len({entry.module for entry in claimants}) > 1:
+                    raise PluginError(f"checkpoint {name!r} is claimed by {' and by '.join(map(_describe, claimants))}")
+                self.load(claimants[0])
+            if name in known:
+                return known[name]
+        remote = folder.raw.get("auto_map")
+        code = " its own code (auto_map) is not run." if remote else ""
+        similar = difflib.get_close_matches(folder.classes[0], claims, 3)
+        hint = f" Similar: {', '.join(similar)}." if similar else ""
+        raise UnknownArchitectureError(
+            f"{folder.path}/config.json: `architectures` is {', '.join(folder.classes)}, which no installed plugin "
+            f"reads;{code}{hint} A plugin adds it by register_checkpoints, see docs/hooks/checkpoint.md"
+        )
+
     def architecture(self, name: str) -> Architecture:
         """Architecture of this `general.architecture`, without a file. Raises what `resolve` raises."""
         from llamacli.gguf import Metadata
@@ -243,9 +271,24 @@ class Plugins:
         return self.resolve(Metadata({"general.architecture": name}, name))
 
     def loaders(self) -> list[Loader]:
-        """Loaders of the general plugins; registers their tensor types too."""
+        """Loaders of general plugins and folders; registers their tensor types too."""
+        from llamacli.loaders import Loader
+
         self.load_group(GENERAL)
-        return list(self._registered["loaders"].values())
+        found = list(self._registered["loaders"].values())
+        if self.claimed_architectures(CHECKPOINTS) or self._registered["checkpoints"]:
+            found.append(Loader("Hugging Face folder", Path.is_dir, self.open_folder, folders=True))
+        return found
+
+    def open_folder(self, path: Path, kind: TensorType | None = None) -> CheckpointFile:
+        """Open a Hugging Face folder, with matrices of this type.
+
+        Raises ModelFormatError and what `resolve` raises.
+        """
+        from llamacli.checkpoints import CheckpointFile, Folder
+
+        folder = Folder(path)
+        return CheckpointFile(folder, self.checkpoint(folder), kind)
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the general plugins, then of loaded architectures.

@@ -10,16 +10,18 @@ import click
 import pytest
 
 from llamacli.cli.app import app
-from llamacli.cli.numbers import Integer, IntList, Number
+from llamacli.cli.numbers import Form, Integer, IntList, Number
 from llamacli.cli.options import LoraFile
 from llamacli.cli.plot import ImagePath
-from llamacli.cli.serve import Form, ReplicaRange
+from llamacli.cli.serve import ReplicaRange
 from suite import check_each
 
 Wrong = tuple[list[str], tuple[str, ...]]
 
 ARGUMENTS = {
+    "batch": ["/dev/null"],
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
+    "convert": ["folder", "out.gguf"],
     "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
     "plugins check": ["llama"],
 }  # fmt: skip
@@ -32,6 +34,8 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
     "catalogue": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "data": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
+    "store_size": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--store-size", "--help")),
     "slot_save_path": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
     "ssl_cert_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),
     "ssl_key_file": (["/dev/null"], ("/dev/null", "not a certificate and its key")),
@@ -139,6 +143,7 @@ def test_wrong_values(invoke: Callable[..., click.testing.Result], model: Path, 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (["convert", "a", "b/"], ("'b/' is not a file name", "--help")),
         (["quantize", "a", "b", "Q9"], ("unknown type 'Q9'; known are F32, F16", "--help")),
         (["completion", "tcsh"], ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "--help")),
         (["runn"], ("No such command 'runn'", "Did you mean 'run'", "--help")),

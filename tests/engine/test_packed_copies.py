@@ -246,7 +246,7 @@ def test_copy_of_a_file_that_has_changed_is_not_used(path, logits, packs, cache)
 
 def test_copy_of_other_sources_is_not_used(logits, packs, monkeypatch, cache) -> None:
     logits()
-    monkeypatch.setattr(packed_copies, "_sources_digest", lambda: "those of another version")
+    monkeypatch.setattr(packed_copies, "sources_digest", lambda: "those of another version")
     packs.clear()
     logits()
     assert packs

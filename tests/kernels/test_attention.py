@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.kernels.attention import ATTENTION, STORE, attention, latent_attention, scratch_bytes, store_kv
+from llamacli.kernels.attention import (
+    ATTENTION,
+    STORE,
+    attention,
+    latent_attention,
+    partial_bytes,
+    scratch_bytes,
+    store_kv,
+)
 from llamacli.kernels.layout import ROW
 from llamacli.kernels.team import Team, run_kernel
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence, KVType
@@ -60,6 +68,9 @@ def run(team: Team, kernel: object, record: np.dtype, state: KVSpec, rows: np.nd
         "value_dim": state.value_dim,
         **params,
     }
+    if record is ATTENTION:
+        partials = np.zeros(partial_bytes(max(state.head_dim, state.value_dim), team.n_threads), np.uint8)
+        given = {"partials": partials, "partial_bytes": len(partials), **given}
     run_kernel(
         team, kernel, record, n_rows=len(rows), rows=rows, scratch=scratch, scratch_stride=size, **given
     )  # fmt: skip
@@ -196,6 +207,40 @@ def test_results_do_not_depend_on_the_number_of_threads(kv_type: str, latent: bo
                 group=group, window=1 << 40, chunk=1 << 40, n_after=0, sinks=0, slopes=0, scale=0.3, softcap=0.0,
             )  # fmt: skip
             np.testing.assert_array_equal(out, outs[0])
+
+
+LONG: list[dict] = [{}, {"window": 700, "sinks": True}, {"chunk": 800, "alibi": 8.0}, {"n_after": 1 << 40}]
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize(("kv_type", "options"), pairwise(["f32", "f16", "q8_0", "q4_1"], LONG))
+def test_chunks_of_cells_that_threads_share(kv_type: str, options: dict, latent: bool, teams: list[Team]) -> None:
+    """Several chunks, with memory for their sums and without: the same bits."""
+    group, n_cells, state = 12, 1300, KVSpec(1, 32, values_in_keys=latent)
+    random, sequence = np.random.default_rng(2), new_sequence(state, kv_type, n_cells)
+    k, v = (random.normal(size=(n_cells, 1, 32)).astype(np.float32) for _ in "kv")
+    store(teams[0], place((sequence, 0, n_cells)), state, kv_type, k, v)
+    named = {name: options.get(name) for name in ("window", "chunk", "alibi")}
+    sinks = random.normal(size=group).astype(np.float32) if "sinks" in options else None
+    slopes = 0 if named["alibi"] is None else alibi_slopes(group, named["alibi"]).astype(np.float32)
+    keys, values = sequence.read(0, n_cells)
+    cells = keys.transpose(2, 0, 1), values.transpose(1, 0, 2)
+    n_after = options.get("n_after", 0)
+    for n in (1, 3, 70):
+        q, outs = random.normal(size=(n, group, 32)).astype(np.float32), []
+        for team in teams:
+            for memory in ({}, {"partials": 0, "partial_bytes": 0}):
+                outs.append(out := np.full((n, group, state.value_dim), np.nan, np.float32))
+                run(
+                    team, (latent_attention if latent else attention)(KVType.of(kv_type)), ATTENTION, state,
+                    place((sequence, n_cells - n, n_cells)), q=q, q_stride=4 * q[0].size, out=out,
+                    out_stride=4 * out[0].size, group=group, window=named["window"] or 1 << 40,
+                    chunk=named["chunk"] or 1 << 40, n_after=n_after, sinks=0 if sinks is None else sinks,
+                    slopes=slopes, scale=0.3, softcap=0.0, **memory,
+                )  # fmt: skip
+                np.testing.assert_array_equal(out, outs[0])
+        expected = formulas.attention(q, *cells, 0.3, sinks=sinks, n_after=n_after, **named)
+        assert formulas.nmse(outs[0], expected) < 1e-11
 
 
 def padded(rows: np.ndarray, n: int) -> np.ndarray:

@@ -55,9 +55,10 @@ def load(folder: Path, name: str, **options: object) -> Model:
 
 def prompt(model: Model, picture: np.ndarray) -> Inputs:
     encoder = model.media_encoder()
-    (message,), pictures = marked([{"content": AFTER}], [[Picture.of(picture)]])
+    (message,), pictures = marked([{"content": [Picture.of(picture), AFTER]}])
+    layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
     text = BEFORE + message["content"]
-    rendering = with_pictures(Rendering(text, [text]), pictures, encoder, model.tokenizer)
+    rendering = with_pictures(Rendering(text, [text]), layouts, encoder, model.tokenizer)
     planned = plan([], rendering.parts, model.create_chat_codec().template.encode)
     inputs = media_inputs(planned.parts, 0, lambda: encoder)
     assert inputs is not None
@@ -107,6 +108,35 @@ def test_layers_share_one_layer_of_the_cache(encoder: LoadedEncoder) -> None:
 def test_threads_change_no_bit(tmp_path: Path, encoder: LoadedEncoder) -> None:
     with closing(encoder_of(tmp_path / "mmproj.gguf", "idefics3", default_engine(2))) as other:
         np.testing.assert_array_equal(embeddings(encoder, drawn(61, 33)), embeddings(other, drawn(61, 33)))
+
+
+@pytest.mark.parametrize("name", ["idefics3", "gemma3 odd", "gemma3 q8_0"])
+def test_pieces_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path, counts = write_mmproj(tmp_path / "mmproj.gguf", name), []
+    with closing(encoder_of(path, name, mode=QuantMode.AUTO)) as encoder:
+        rows = embeddings(encoder, drawn(61, 33))
+    for work, n_rows in ((1e9, 96), (1e5, 96), (1.0, 5)):
+        monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", work)
+        monkeypatch.setattr("llamacli.engine.native._PIECE_ROWS", n_rows)
+        with closing(encoder_of(path, name, mode=QuantMode.AUTO)) as encoder:
+            tile = tiles(encoder, drawn(61, 33))[0]
+            pieces = encoder.encode_in_pieces(tile)
+            counts.append(sum(1 for _ in pieces))
+            np.testing.assert_array_equal(encoder.encode(tile), rows[: len(tile.ids)])
+    assert counts[0] < 4 < counts[1] < counts[2]
+
+
+def test_a_tile_that_is_given_up_is_encoded_anew(encoder: LoadedEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e4)
+    one, other = tiles(encoder, drawn(61, 33))[:2]
+    rows = encoder.encode(one).copy()
+    encoder._kept.clear()
+    begun = encoder.encode_in_pieces(one)
+    for _ in range(5):
+        next(begun)
+    begun.close()
+    encoder.encode(other)
+    np.testing.assert_array_equal(encoder.encode(one), rows)
 
 
 def test_a_tile_is_encoded_once(encoder: LoadedEncoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class TestSources:
 
     def test_without_pillow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(MediaError, match=r"pip install 'llamacli\[media\]'"):
+        with pytest.raises(MediaError, match=r"pip install pillow"):
             Picture.of(PIXELS)
 
 

@@ -17,6 +17,7 @@ class Item:
     name: int = 0
     n_tokens: int = 1
     n_requests: int = 1
+    background: bool = False
 
 
 def drained(queue: FairQueue[Item]) -> list[Item]:
@@ -127,3 +128,13 @@ def test_a_key_that_waits_sees_no_other_served_twice(actions: list[str | None]) 
                 assert len(served[other]) == len(set(served[other])), "another key was served twice meanwhile"
             served[taken] = []
     assert not len(queue)
+
+
+def test_background_entries_come_last_and_count_for_no_limit() -> None:
+    queue: FairQueue[Item] = FairQueue(1, 10, 1)
+    for name in range(5):
+        queue.put([Item("a", name, background=True)])
+    queue.put([Item("a", 9)])
+    assert (len(queue), queue.n_requests) == (6, 1)
+    assert [one.name for one in queue.remove_where(lambda one: one.name == 2)] == [2]
+    assert [item.name for item in drained(queue)] == [9, 0, 1, 3, 4]

@@ -29,6 +29,7 @@ from llamacli.serve.requests import (
     PromptLogprobs,
     PromptProgress,
     TextDelta,
+    TokenTimings,
 )
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
@@ -42,14 +43,25 @@ def test_events_of_one_request() -> None:
     simulation.run()
     events = kinds(simulation, "a")
     assert events[0] is Admitted
-    assert events[1] is PromptProgress
-    assert set(events[2:-2]) == {TextDelta}
+    assert events[1:3] == [PromptProgress] * 2  # before the prompt and after it
+    assert set(events[3:-2]) == {TextDelta}
     assert events[-2:] == [Finished, Done]
     done = last(simulation, "a")
     assert (done.usage.prompt, done.usage.cached) == (20, 0)
     assert simulation.program.calls[0] == [20]
     assert all(call == [1] for call in simulation.program.calls[1:])
     assert done.usage.generated in (len(simulation.program.calls), len(simulation.program.calls) - 1)
+
+
+def test_times_of_each_token() -> None:
+    simulation = Simulation()
+    simulation.submit(request("a", timed=True, max_tokens=4, params=SamplingParams(), ignore_eos=True))
+    simulation.run()
+    times = [event for event in simulation.events["a"] if isinstance(event, TokenTimings)]
+    assert [one.usage.generated for one in times] == [1, 2, 3, 4]
+    seconds = [one.timings.generate_s for one in times]
+    assert (seconds[0], sorted(set(seconds))) == (0.0, seconds)
+    assert last(simulation, "a").timings.generate_s >= seconds[-1]
 
 
 def test_long_prompt_comes_in_pieces_with_progress() -> None:
@@ -363,3 +375,40 @@ def test_prompt_tokens_left_counts_what_waits_and_what_is_not_evaluated() -> Non
     assert 30 <= left < 130
     simulation.run()
     assert simulation.scheduler.prompt_tokens_left == 0
+
+
+# --- background requests
+
+
+def test_background_requests_fill_what_others_leave() -> None:
+    texts, gaps = {}, {}
+    for beside in (False, True):
+        simulation = Simulation()
+        if beside:
+            for i in range(20):
+                simulation.submit(request(f"later {i}", 40, seed=i, background=True, max_tokens=30))
+        simulation.run(until=lambda simulation=simulation: simulation.program.calls)
+        started = len(simulation.program.calls)
+        simulation.submit(request("client", 20, seed=99, max_tokens=200, params=SamplingParams(), ignore_eos=True))
+        simulation.run(until=lambda simulation=simulation: Done in kinds(simulation, "client"))
+        steps = simulation.program.calls[started + 10 :]
+        gaps[beside] = sum(0.025 + 0.002 * sum(call) for call in steps) / 190
+        texts[beside] = simulation.texts("client")
+        simulation.run()
+        for i in range(20 if beside else 0):
+            assert Done in kinds(simulation, f"later {i}")
+    assert texts[True] == texts[False]
+    assert gaps[False] < gaps[True] < 1.2 * gaps[False]
+
+
+def test_background_requests_give_up_their_slots() -> None:
+    simulation = Simulation(max_running=2)
+    for i in range(4):
+        simulation.submit(request(f"later {i}", 40, seed=i, background=True, max_tokens=60, ignore_eos=True))
+    simulation.run(until=lambda: "later 1" in simulation.events and TextDelta in kinds(simulation, "later 1"))
+    for i in range(2):
+        simulation.submit(request(f"client {i}", 20, seed=90 + i, max_tokens=20, ignore_eos=True))
+    simulation.run(until=lambda: all(Done in kinds(simulation, f"client {i}") for i in range(2)))
+    assert not any(Done in kinds(simulation, f"later {i}") for i in range(4) if f"later {i}" in simulation.events)
+    simulation.run()
+    assert all(Done in kinds(simulation, f"later {i}") for i in range(4))

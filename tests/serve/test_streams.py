@@ -63,8 +63,8 @@ def test_reasoning_and_content_stay_apart_and_in_order() -> None:
 
 
 def test_only_the_newest_progress_remains() -> None:
-    events = collected([PromptProgress(9, 0, n, 0.1) for n in (3, 6, 9)], [DONE])
-    assert events == [PromptProgress(9, 0, 9, 0.1), DONE]
+    events = collected([PromptProgress(9, 0, n, 0.1) for n in (0, 3, 6, 9)], [DONE])
+    assert events == [PromptProgress(9, 0, 0, 0.1), PromptProgress(9, 0, 9, 0.1), DONE]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(min_size=1, max_size=3), st.booleans()), max_size=30), st.data())

@@ -5,7 +5,7 @@ import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from llamacli.plugins import ARCHITECTURES, GENERAL, MEDIA
+from llamacli.plugins import GROUPS
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 CORE, EXAMPLES = PLUGINS.with_name("core"), PLUGINS.with_name("examples")
@@ -24,7 +24,7 @@ def entry_points() -> list[EntryPoint]:
     return [
         EntryPoint(name, module, group)
         for project in projects
-        for group in (ARCHITECTURES, MEDIA, GENERAL)
+        for group in GROUPS
         for name, module in project["entry-points"].get(group, {}).items()
     ]
 

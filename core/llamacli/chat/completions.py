@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from llamacli.chat.codec import ChatCodec, ReplyReader
 from llamacli.chat.constraints import FREE, Constraint, completion_constraint, reply_constraint
+from llamacli.chat.context import plan
 from llamacli.chat.logprobs import CompletionLogprobs, Drawn, TokenLogprob, chat_logprobs, take_content, token_logprob
+from llamacli.chat.media import marked, media_inputs, with_pictures
 from llamacli.chat.messages import CallDelta, ToolCall, checked_tools
 from llamacli.chat.openai import (
     Json,
@@ -29,17 +31,21 @@ from llamacli.chat.openai import (
     choice,
     message,
     schema_of,
+    text_of_part,
     text_of_parts,
     tool_use,
     usage,
 )
 from llamacli.chat.syntax import Event
+from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.inputs import Inputs
+from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.pictures import Picture, data_of_uri
 from llamacli.sampling import Candidates, SamplerChain, SamplingParams, build_chain
 from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
@@ -142,11 +148,12 @@ def chat_completion(
     logprobs: bool | None = None,
     top_logprobs: int | None = None,
     variables: Mapping[str, Any] | None = None,
+    media: Callable[[], LoadedEncoder | None] = lambda: None,
 ) -> Generator[Json, None, Json]:
     """Chunks of the reply to a conversation.
 
     The whole result is the generator's return value. The first token is computed when the first chunk is asked for.
-    Raises at once what is wrong with the arguments.
+    `media` finds the encoder of pictures. Raises at once what is wrong with the arguments.
     """
     use = tool_use(checked_tools(tools) or (), tool_choice)
     schema = _schema_of(arguments, response_format)
@@ -155,7 +162,8 @@ def chat_completion(
     if top_logprobs and not logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs=True")
     described = None if use is None else use.tools
-    rendering = codec.render(_as_messages(messages), tools=described, variables=variables)
+    marked_messages, pictures = marked(_as_messages(messages, media))
+    rendering = codec.render(marked_messages, tools=described, variables=variables)
     constraint = FREE
     if arguments.grammar is not None or schema is not None or use is not None:
         constraint = reply_constraint(codec, rendering.prompt, schema, arguments.grammar, use)
@@ -165,7 +173,8 @@ def chat_completion(
     params = arguments.sampling(model, metadata, constraint, 0 if n_top is None else max(1, n_top))
     params = codec.budgeted(params, rendering)
     reader = codec.reader(rendering, tools=described or (), variables=variables)
-    run = _Run(arguments.session(model), codec.encode(rendering), params, max_tokens, arguments)
+    prompt = _prompt(rendering, pictures, codec, media)
+    run = _Run(arguments.session(model), prompt, params, max_tokens, arguments)
     head = {**arguments.head("chatcmpl", metadata), "object": "chat.completion"}
     return _chat_chunks(run, reader, head, n_top, arguments.parsed(response_format))
 
@@ -362,6 +371,22 @@ class _Run:
         return usage(self._n_prompt, self.n_generated)
 
 
+def _prompt(
+    rendering: Rendering,
+    pictures: Mapping[str, Picture],
+    codec: ChatCodec,
+    media: Callable[[], LoadedEncoder | None],
+) -> Sequence[int] | Inputs:
+    encoder = media() if pictures else None
+    if encoder is None:
+        return codec.encode(rendering)
+    layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
+    shown = with_pictures(rendering, layouts, encoder, codec.tokenizer)
+    inputs = media_inputs(plan([], shown.parts, codec.template.encode).parts, 0, lambda: encoder)
+    assert inputs is not None
+    return inputs
+
+
 def _schema_of(arguments: CompletionArguments, response_format: Any) -> Json | bool | None:
     given = arguments.json_schema
     if given is None:
@@ -378,28 +403,53 @@ def _functions(given: Processors[Answer], name: str) -> list[Processor[Answer]]:
     return list(functions)
 
 
-def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Messages as chat templates take them.
+def _as_messages(messages: Sequence[Mapping[str, Any]], media: Callable[[], LoadedEncoder | None]) -> list[Json]:
+    """Messages as chat templates take them, but for pictures.
 
-    Content is text, arguments of calls are objects.
+    Content is text, with pictures a list; arguments of calls are objects.
     """
     if not messages:
         raise InvalidRequestError("messages is empty: at least one is needed")
-    return [_as_message(message, i) for i, message in enumerate(messages)]
+    return [_as_message(message, i, media) for i, message in enumerate(messages)]
 
 
-def _as_message(message: Any, i: int) -> Json:
+def _as_message(message: Any, i: int, media: Callable[[], LoadedEncoder | None]) -> Json:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
     role, content = message["role"], message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = text_of_parts(map(_part, content), f"messages[{i}].content")
-    if content is not None and not isinstance(content, str):
+        sees = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content) and media()
+        path = f"messages[{i}].content"
+        content = _seen(content, path) if sees else text_of_parts(map(_part, content), path)
+    elif content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"messages[{i}].content must be a text, not {content!r}")
     result = {**message, "role": _ROLES.get(role, role), "content": content or ""}
     if message.get("tool_calls"):
         result["tool_calls"] = [_parsed_call(call, i) for call in message["tool_calls"]]
     return result
+
+
+def _seen(content: Sequence[Any], path: str) -> list[str | Picture]:
+    """Texts and pictures of a content.
+
+    Texts that follow each other are joined by newlines. Raises MediaError for an address that is no data URI, or has no
+    picture.
+    """
+    parts: list[str | Picture] = []
+    for i, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            given = part.get("image_url")
+            url = given.get("url") if isinstance(given, Mapping) else given
+            if not isinstance(url, str):
+                raise InvalidRequestError(f"{path}[{i}].image_url.url must be a text, not {url!r}")
+            try:
+                parts.append(Picture.of(data_of_uri(url)))
+            except MediaError as error:
+                raise MediaError(f"{path}[{i}].image_url: {error}") from None
+        else:
+            text = text_of_part(*_part(part), f"{path}[{i}]")
+            parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]
+    return parts
 
 
 def _part(part: Any) -> tuple[str, str | None]:

@@ -9,39 +9,49 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.chat.context import Evaluated, n_positions
+from llamacli.chat.context import Evaluated, n_positions, plan
 from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, MediaError
-from llamacli.inputs import Inputs
-from llamacli.media.encoder import LoadedEncoder, Tile
-from llamacli.media.pictures import Picture
+from llamacli.inputs import Contents, Inputs
+from llamacli.media.encoder import LoadedEncoder, Rows, Tile
 from llamacli.tokenizer import Tokenizer
 
-Pictures = dict[str, Picture]
-"""Pictures of a conversation by the marker that stands for each in its text."""
+Layout = Sequence[str | Tile]
+"""Text and tiles of a picture, in order: `LoadedEncoder.layout`."""
 
 
-def marked(messages: Sequence[dict[str, Any]], images: Sequence[Sequence[Picture]]) -> tuple[list[Any], Pictures]:
-    """Messages with markers of images, and the pictures.
+def marked(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages with markers of pictures, and the picture of each marker.
 
-    A message has the marker of each image before its text. No text of a message has a marker in it.
+    A message's content is a text, or a list of texts and pictures, anything that is no text. No text of a message has a
+    marker in it.
     """
-    if not any(images):
-        return list(messages), {}
-    texts, number = "\n".join(map(str, messages)), 0
+    number, pictures = 0, dict[str, Any]()
+    texts = "\n".join(str({**message, "content": _text(message["content"])}) for message in messages)
     while f"[[media {number} " in texts:
         number += 1
-    pictures: Pictures = {}
     result = []
-    for message, own in zip(messages, images, strict=True):
-        markers = [f"[[media {number} {len(pictures) + i}]]" for i in range(len(own))]
-        pictures |= zip(markers, own, strict=True)
-        result.append({**message, "content": "".join([*markers, message["content"]])})
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            result.append(dict(message))
+            continue
+        parts = []
+        for part in content:
+            if not isinstance(part, str):
+                marker = f"[[media {number} {len(pictures)}]]"
+                pictures[marker], part = part, marker
+            parts.append(part)
+        result.append({**message, "content": "".join(parts)})
     return result, pictures
 
 
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part for part in content if isinstance(part, str))
+
+
 def with_pictures(
-    rendering: Rendering, pictures: Mapping[str, Picture], encoder: LoadedEncoder, tokenizer: Tokenizer
+    rendering: Rendering, pictures: Mapping[str, Layout], encoder: LoadedEncoder, tokenizer: Tokenizer
 ) -> Rendering:
     """Rendering with the parts of pictures instead of markers.
 
@@ -60,18 +70,18 @@ def with_pictures(
 
 
 def _divided(
-    run: str, pictures: Mapping[str, Picture], encoder: LoadedEncoder, tokenizer: Tokenizer
+    run: str, pictures: Mapping[str, Layout], encoder: LoadedEncoder, tokenizer: Tokenizer
 ) -> list[int | str | Tile]:
     places = sorted((run.index(marker), marker) for marker in pictures if marker in run)
     parts: list[int | str | Tile] = []
     done = 0
     for start, marker in places:
         parts += [run[done:start]] if start > done else []
-        for part in encoder.layout(pictures[marker]):
+        for part in pictures[marker]:
             parts += tokenizer.split(part, tokenizer.special_ids) if isinstance(part, str) else [part]
         done = start + len(marker)
         if not any(isinstance(part, int) for part in parts):
-            around = next((part for part in encoder.layout(pictures[marker]) if isinstance(part, str)), "")
+            around = next((part for part in pictures[marker] if isinstance(part, str)), "")
             if around:
                 raise MediaError(
                     f"the vocabulary has no token {around.strip()!r}, with which the encoder {encoder.name!r} "
@@ -80,10 +90,16 @@ def _divided(
     return [*parts, run[done:]] if done < len(run) else parts
 
 
-def media_inputs(parts: Sequence[Evaluated], n_kept: int, encoder: Callable[[], LoadedEncoder]) -> Inputs | None:
+def media_inputs(
+    parts: Sequence[Evaluated],
+    n_kept: int,
+    encoder: Callable[[], LoadedEncoder],
+    rows_of: Callable[[Tile], Rows] | None = None,
+) -> Inputs | None:
     """Inputs of tokens from `n_kept` on, None without tiles.
 
-    They have the rows of their tiles, which are encoded unless the encoder has these. `n_kept` does not cut a tile.
+    They have the rows of their tiles, which are encoded unless the encoder has these; or those of `rows_of`. `n_kept`
+    does not cut a tile.
     """
     ids: list[int] = []
     tables, rows, keys, spans = [], list[int](), list[int](), list[tuple[int, int]]()
@@ -98,7 +114,7 @@ def media_inputs(parts: Sequence[Evaluated], n_kept: int, encoder: Callable[[], 
             ids += one.ids[first:]
             continue
         loaded, at = encoder(), len(ids)
-        tables.append(loaded.encode(one.part))
+        tables.append((rows_of or loaded.encode)(one.part))
         rows += range(at, at + len(one.ids))
         keys += one.part.row_keys
         spans += [(at, at + len(one.ids))] if loaded.is_bidirectional else []
@@ -112,3 +128,25 @@ def media_inputs(parts: Sequence[Evaluated], n_kept: int, encoder: Callable[[], 
         assert positions is not None
         positions[at : at + len(places)] = places
     return Inputs.of(ids, embeddings=np.concatenate(tables), rows=rows, keys=keys, spans=spans, positions=positions)
+
+
+def prompt_of_pictures(
+    rendering: Rendering, encode: Callable[[str, bool], list[int]], encoder: LoadedEncoder
+) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
+    """Content keys of a rendering with tiles, before their encoding.
+
+    Their contents have zeros in the place of the tiles' rows. The last result are the tiles by content key, with the
+    index of the row.
+    """
+    parts = plan([], rendering.parts, encode).parts
+    inputs = media_inputs(parts, 0, lambda: encoder, lambda tile: np.zeros((len(tile.ids), encoder.n_embd), np.float32))
+    contents = Contents()
+    if inputs is None:
+        return [token for part in parts for token in part.ids], contents, {}
+    keys, start, tiles = contents.add(inputs), 0, dict[int, tuple[Tile, int]]()
+    for part in parts:
+        stop = start + len(part.ids)
+        if isinstance(part.part, Tile):
+            tiles |= {key: (part.part, i) for i, key in enumerate(keys[start:stop])}
+        start = stop
+    return keys, contents, tiles

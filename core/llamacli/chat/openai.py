@@ -87,13 +87,15 @@ def text_of_parts(parts: Iterable[tuple[str, str | None]], path: str) -> str:
 
     Raises FieldError for a part without text.
     """
-    texts = []
-    for i, (kind, text) in enumerate(parts):
-        if text is None:
-            reason = f"parts of type {kind!r} are not supported, only text"
-            raise FieldError(f"{path}[{i}]: {reason}", f"{path}[{i}].type", "unsupported_content")
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(text_of_part(kind, text, f"{path}[{i}]") for i, (kind, text) in enumerate(parts))
+
+
+def text_of_part(kind: str, text: str | None, path: str) -> str:
+    """Text of a part. Raises FieldError for one without."""
+    if text is None:
+        reason = f"parts of type {kind!r} are not supported, only text"
+        raise FieldError(f"{path}: {reason}", f"{path}.type", "unsupported_content")
+    return text
 
 
 # --- results

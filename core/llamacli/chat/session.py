@@ -335,15 +335,20 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
         history = (*self.history, *more)
         messages = [attrs.evolve(message, images=()).as_dict() for message in history]
-        images = [message.images for message in history]
+        for message, shown in zip(messages, history, strict=True):
+            if shown.images:
+                message["content"] = [*shown.images, shown.content]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-            images.insert(0, ())
-        messages, pictures = marked(messages, images)
+        messages, pictures = marked(messages)
         rendering = self.codec.render(
             messages, tools=self.tools, add_generation_prompt=prompting, variables=self.variables
         )
-        return with_pictures(rendering, pictures, self.media_encoder(), self.model.tokenizer) if pictures else rendering
+        if not pictures:
+            return rendering
+        encoder = self.media_encoder()
+        layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
+        return with_pictures(rendering, layouts, encoder, self.model.tokenizer)
 
     def media_encoder(self) -> LoadedEncoder:
         """Encoder of pictures of the model, see `Model.media_encoder`."""

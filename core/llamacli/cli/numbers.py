@@ -1,8 +1,9 @@
-"""Parameter types for numbers, whose messages name the range."""
+"""Parameter types whose messages name what is allowed."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import click
@@ -61,3 +62,19 @@ class IntList(click.ParamType[tuple[int, ...]]):
         if not all(number.isdecimal() and len(number) < 10 and int(number) <= self.largest for number in numbers):
             self.fail(f"{value!r} is not a list of integers from 0 to {self.largest}, such as 128,512.", param, ctx)
         return tuple(map(int, numbers))
+
+
+class Form(click.ParamType[str]):
+    """Text that matches a regular expression; messages describe it as `expected`."""
+
+    name = "text"
+
+    def __init__(self, pattern: str, expected: str):
+        self.pattern, self.expected = re.compile(pattern), expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check a text."""
+        text = str(value)
+        if not self.pattern.fullmatch(text):
+            self.fail(f"{text!r} is not {self.expected}.", param, ctx)
+        return text

@@ -138,6 +138,10 @@ class LoraFile(click.Path):
         return file, scale
 
 
+mmproj_option = option(
+    "-mm", "--mmproj", type=PATH, metavar="FILE",
+    help="Encoder of pictures, a mmproj file; default: the one in the model's folder.",
+)  # fmt: skip
 lora_option = option(
     "--lora", "--lora-scaled", metavar="FILE[:SCALE]", type=LoraFile(), multiple=True, allow_from_autoenv=False,
     help="Apply a LoRA adapter, a GGUF file; may be given several times. SCALE multiplies it; default: 1.",

@@ -15,6 +15,7 @@ from llamacli.cli.output import has_status, human_bytes, human_duration, status
 
 if TYPE_CHECKING:
     from llamacli import Model, Session
+    from llamacli.stages.link import Workers
 
 Item = TypeVar("Item")
 
@@ -202,6 +203,7 @@ def load(
     load_mode: str = "auto",
     overrides: Mapping[str, Any] | None = None,
     mmproj: str | None = None,
+    workers: Workers | None = None,
 ) -> Model:
     """Load a model by file or short name, with a progress bar.
 
@@ -213,9 +215,11 @@ def load(
         from llamacli.kernels.helper import start_helper
 
         start_helper()
+        engine = None if workers is None else workers.engine(threads, load_mode)
         return load_model(
             path, mode, threads=threads, progress=progress, lora_path=[file for file, _ in lora],
-            lora_scale=[scale for _, scale in lora], load=load_mode, overrides=overrides, mmproj=mmproj,
+            lora_scale=[scale for _, scale in lora], load="auto" if engine else load_mode, overrides=overrides,
+            mmproj=mmproj, engine=engine,
         )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
+def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
+    """Types that begin as typed."""
     from llamacli.conversion import FILE_TYPES
 
     return [name for name in FILE_TYPES if name.startswith(typed.upper())]
@@ -32,7 +33,7 @@ def _complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> 
 @click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
-@click.argument("kind", metavar="TYPE", shell_complete=_complete_type)
+@click.argument("kind", metavar="TYPE", shell_complete=complete_type)
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
@@ -72,7 +73,6 @@ def quantize(
         from llamacli.conversion import file_type, plan, read_imatrix
         from llamacli.gguf import open_gguf
         from llamacli.plugins import installed_plugins
-        from llamacli.util.files import check_target
 
     installed_plugins().loaders()  # the tensor types of plugins
     try:
@@ -81,22 +81,34 @@ def quantize(
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
     model = resolve_model(model)
     if not dry_run:
-        if Path(out).is_file() and not force:
-            raise InvalidRequestError(f"{out} exists: --force overwrites it")
-        check_target(Path(out), overwrite=force)
+        check_out(out, force=force)
     importance = read_imatrix(Path(imatrix)) if imatrix else None
     with open_gguf(model) as file:
         planned = plan(file, wanted, pure=pure, imatrix=importance)
         _check_requantizing(planned, allow_requantize)
-        _check_weights(planned, dry_run)
-        _warn_of_fallbacks(planned)
-        if not dry_run:
-            try:
-                _write(planned, Path(out), threads, force)
-            except KeyboardInterrupt:
-                note(f"interrupted: {out} is not written")
-                raise
-        _print_types(planned, f"{out} would be" if dry_run else out)
+        finish(planned, out, threads, force=force, dry_run=dry_run)
+
+
+def finish(planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool) -> None:
+    """Write the file of a plan unless `dry_run`; print its types."""
+    _check_weights(planned, dry_run)
+    _warn_of_fallbacks(planned)
+    if not dry_run:
+        try:
+            _write(planned, Path(out), threads, force)
+        except KeyboardInterrupt:
+            note(f"interrupted: {out} is not written")
+            raise
+    _print_types(planned, f"{out} would be" if dry_run else out)
+
+
+def check_out(out: str, *, force: bool) -> None:
+    """Raise InvalidRequestError if OUT cannot be written."""
+    from llamacli.util.files import check_target
+
+    if Path(out).is_file() and not force:
+        raise InvalidRequestError(f"{out} exists: --force overwrites it")
+    check_target(Path(out), overwrite=force)
 
 
 def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> None:

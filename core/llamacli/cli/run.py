@@ -19,6 +19,7 @@ from llamacli.cli.overrides import override_options, pop_overrides
 from llamacli.cli.sampling import check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
+from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
 from llamacli.util.files import check_target
@@ -43,10 +44,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
         "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
         help="Show the model a picture before the prompt; may be given several times.",
     ),
-    option(
-        "-mm", "--mmproj", type=PATH, metavar="FILE",
-        help="Encoder of pictures, a mmproj file; default: the one in the model's folder.",
-    ),
+    options.mmproj_option,
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
     option(
@@ -109,6 +107,7 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
     options.load_option,
     options.kv_type_options("f32 in mode fp32, else f16"),
 )
+@worker_options
 @override_options
 @options.global_options
 @click.pass_context
@@ -144,6 +143,7 @@ def run(
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
     for path in (*(adapter for adapter, _ in given["lora"]), *given["images"]):
         Path(path).open("rb").close()
+    given["workers"] = pop_workers(given, "lora", "prompt_cache", "load_session", "save_session")
     chat, overrides = ChatOptions.pop_from(given), pop_overrides(given)
     named = model is not None and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     if named or hf_repo is not None:

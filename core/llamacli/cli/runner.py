@@ -27,6 +27,7 @@ from llamacli.util.system import peak_rss
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, SamplingParams, Session, Stats
     from llamacli.cli.repl import Repl
+    from llamacli.stages.link import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class RunOptions:
     load_session: str | None
     save_session: str | None
     prompt_cache: str | None
+    workers: Workers | None
     lookup: bool
     draft: str | None
     draft_max: int
@@ -147,7 +149,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     started = time.perf_counter()
     with load(
         options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
-        options.mmproj,
+        options.mmproj, options.workers,
     ) as model:  # fmt: skip
         from llamacli.engine.packed_copies import finish_copies
 

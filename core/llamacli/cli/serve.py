@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
 import click
 
 from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
-from llamacli.cli.numbers import Integer, Number
+from llamacli.cli.numbers import Form, Integer, Number
 from llamacli.cli.options import (
     PATH,
     StderrHandler,
@@ -21,6 +22,7 @@ from llamacli.cli.options import (
     kv_type_options,
     load_option,
     lora_option,
+    mmproj_option,
     mode_option,
     option,
     threads_option,
@@ -32,6 +34,7 @@ from llamacli.cli.sampling import number_options
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
+from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
 from llamacli.util.files import make_own_folder
@@ -83,22 +86,6 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
         return low, high
 
 
-class Form(click.ParamType[str]):
-    """Text that matches a regular expression; messages describe it as `expected`."""
-
-    name = "text"
-
-    def __init__(self, pattern: str, expected: str):
-        self.pattern, self.expected = re.compile(pattern), expected
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check a text."""
-        text = str(value)
-        if not self.pattern.fullmatch(text):
-            self.fail(f"{text!r} is not {self.expected}.", param, ctx)
-        return text
-
-
 _ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
 _ORIGIN = Form(r"\*|null|localhost|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
 _HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example, without scheme and port")
@@ -117,6 +104,7 @@ _GROUPS = {
         ),
         option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
         lora_option,
+        mmproj_option,
         option(
             "--lora-init-without-apply", is_flag=True,
             help="Load LoRA adapters with the scale 0; requests, or POST /lora-adapters, give others.",
@@ -142,6 +130,10 @@ _GROUPS = {
         ),
         option(
             "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
+        ),
+        option(
+            "--models-autoload/--no-models-autoload", "autoload", default=True, show_default=True,
+            help="Load models when requests ask for them; without it by POST /models/load only.",
         ),
         option(
             "--idle-unload", metavar="S", type=_SECONDS,
@@ -211,6 +203,21 @@ _GROUPS = {
             help="Seconds that running requests have after SIGTERM.",
         ),
     ),
+    "Stored work": (
+        option(
+            "--data", metavar="DIR", type=PATH,
+            help="Folder for responses, conversations, files and batches, which one server has at a time. Default: "
+            "they are kept in memory.",
+        ),
+        option(
+            "--store-size", metavar="SIZE", type=ByteSize(), default="256M", show_default=True,
+            help="Limit of what is stored; responses and conversations that were not used for longest are deleted.",
+        ),
+        option(
+            "--store-age", metavar="DAYS", type=Number(0, 36_500), default=30.0, show_default=True,
+            help="Days without use after which stored objects are deleted; 0: never.",
+        ),
+    ),
     "Speculative decoding": (
         *SPECULATION,
     ),
@@ -237,7 +244,7 @@ _GROUPS = {
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
-            "localhost: any on this machine. *: any, without keys only.",
+            "localhost: any on this machine. *: any.",
         ),
         option(
             "--allowed-host", "allowed_hosts", metavar="NAME", type=_HOST, multiple=True,
@@ -262,10 +269,18 @@ _GROUPS = {
             "--strict", is_flag=True,
             help="Refuse requests with unknown fields, instead of a warning in a header and in the log.",
         ),
+        option(
+            "--media-url/--no-media-url", default=False, show_default=True,
+            help="Fetch pictures of requests from http and https addresses, of public hosts only.",
+        ),
         option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
+        option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
-        option("--log-texts", is_flag=True, help="Log the bodies of requests."),
+        option(
+            "--log-texts", is_flag=True,
+            help="Log the bodies of requests, and add __verbose to replies: the prompt as the model reads it.",
+        ),
     ),
     "Ray cluster": (
         option(
@@ -303,15 +318,16 @@ def _serve_options(command: Any) -> Any:
 @_serve_options
 @override_options
 @in_group("Computing", mode_option, load_option, kv_type_options("f32 in mode fp32, else f16"), threads_option)
+@worker_options
 @global_options
 def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
     A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
     clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
-    for; --lora and --draft are for the first. SIGTERM lets running requests end.
+    for; --lora, --draft and --mmproj are for the first. SIGTERM lets running requests end.
     """
-    _expect_packages(_NEEDED, "serve", "llamacli")
+    expect_packages("serve")
     with working("starting the server"):
         from llamacli.serve.engine import LocalEngine
         from llamacli.serve.http.server import HttpServer, listening
@@ -320,8 +336,12 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     lora = [(Path(file), scaled * scale) for file, scale in given["lora"]]
     expect_one_drafter(given["lookup"], given["draft"])
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
-    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft)
-    http, limits = http_settings(given), engine_settings(given)
+    mmproj = given["mmproj"] and Path(given["mmproj"])
+    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft, mmproj)
+    workers = pop_workers(given, "prompt_cache", "slot_save_path", "ray_address", "lora", "catalogue")
+    if workers is not None and len(sources) > 1:
+        raise click.UsageError("--workers serves one model.")
+    http, limits = http_settings(given), attrs.evolve(engine_settings(given), workers=workers)
     if http.catalogue is not None:
         sources += catalogued(http.catalogue, sources)
     with listening(http.hosts, http.port) as sockets:
@@ -335,6 +355,10 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         loading.enter_context(shown(Task(f"loading {sources[0].name}")))
 
         def begin() -> None:
+            if not http.autoload:
+                loading.close()
+                note(f"llamacli: serving on {_address(http, port)}; POST /models/load loads a model")
+                return
             engine.load(sources[0].name).add_done_callback(announce)
 
         def announce(future: Any) -> None:
@@ -360,11 +384,13 @@ def model_sources(
     aliases: Sequence[str],
     adapters: Sequence[tuple[Path, float]] = (),
     draft: Path | Literal["mtp"] | None = None,
+    mmproj: Path | None = None,
 ) -> list[ModelSource]:
     """Models of the arguments: files or short names.
 
-    A name and = may be before. The demo model for none. The first has the aliases, the adapters and the draft model.
-    Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name that is there twice.
+    A name and = may be before. The demo model for none. The first has the aliases, the adapters, the draft model and
+    the encoder of pictures. Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name
+    that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -373,9 +399,10 @@ def model_sources(
         name, separator, file = text.partition("=")
         if not separator or Path(text).exists():
             name, file = Path(text).stem if Path(text).exists() else text, text
-        own = ((), (), None) if sources else (tuple(aliases), tuple(adapters), draft)
+        own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
         sources.append(ModelSource(name, Path(resolve_model(file)), *own))
-    for more in [*(adapter for adapter, _ in adapters), *([draft] if isinstance(draft, Path) else [])]:
+    drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
+    for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
     names = [name for source in sources for name in (source.name, *source.aliases)]
@@ -412,12 +439,11 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         keys += filter(None, lines)
         if not any(lines):
             raise InvalidRequestError(f"{key_file}: it has no key")
-    if given["slot_save_path"] is not None:
-        make_own_folder(Path(given["slot_save_path"]))
+    for name in ("slot_save_path", "data"):
+        if given[name] is not None:
+            make_own_folder(Path(given[name]))
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
-    if keys and "*" in given["cors_origins"]:
-        raise click.UsageError("--cors-origin '*' is for servers without keys: list the origins.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
     if (certificate is None) != (key is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file need each other.")
@@ -425,14 +451,18 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if files is not None:
         expect_certificate(files)
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
-             "load_timeout", "shutdown_timeout", "any_model", "strict", "slots", "props", "llamacpp_metrics",
-             "log_texts", "reasoning")  # fmt: skip
+             "load_timeout", "shutdown_timeout",
+             "autoload", "models_max", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",
+             "log_texts", "reasoning", "media_url")  # fmt: skip
     return HttpSettings(
         **{name: given[name] for name in names},
         sampling={name: given[name] for name in PARAMETERS if given[name] is not None},
         seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
         max_tokens=given["max_tokens"],
         catalogue=given["catalogue"] and Path(given["catalogue"]),
+        data=given["data"] and Path(given["data"]),
+        store_size=given["store_size"],
+        store_age=given["store_age"] * 86400 or None,
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
@@ -502,6 +532,14 @@ def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Ex
     except ChatTemplateError as error:
         return error
     return None
+
+
+def expect_packages(command: str) -> None:
+    """Check for the packages of the server.
+
+    Raises InvalidRequestError that names the missing ones.
+    """
+    _expect_packages(_NEEDED, command, "llamacli")
 
 
 def _expect_packages(names: Sequence[str], command: str, distribution: str) -> None:

@@ -1,11 +1,11 @@
-"""Conversion of a GGUF file to other tensor types."""
+"""Conversion of a model file to other tensor types, written as GGUF."""
 
 import math
 import shutil
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -14,10 +14,11 @@ import numpy.typing as npt
 from llamacli.conversion.imatrix import ImportanceMatrix
 from llamacli.conversion.mixtures import Choice, FileType, choose, requires_imatrix
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError, plugin_errors
-from llamacli.gguf import GGUFFile, TensorInfo, metadata_pair, write_gguf
+from llamacli.gguf import TensorInfo, metadata_pair, write_gguf
 from llamacli.kernels.codebook_encoding import encode_codebook
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
+from llamacli.loaders import ModelFile
 from llamacli.quantization import (
     BLOCK_FORMATS,
     CODEBOOK_TYPES,
@@ -39,6 +40,21 @@ _INTEGERS = (TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
 _LARGEST = {TensorType.F32: math.inf, TensorType.BF16: 3.3895e38}
 _LARGEST_HALF = 65504.0
 """Largest value of other types, whose values or scales are float16."""
+
+
+class SourceFile(ModelFile, Protocol):
+    """Model file to write as GGUF: GGUF or Hugging Face folder."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """All its files."""
+
+    @property
+    def alignment(self) -> int:
+        """Alignment of tensor data in bytes."""
+
+    def pair(self, key: str) -> bytes:
+        """Return a metadata key with its value as raw bytes."""
 
 
 @attrs.frozen
@@ -74,7 +90,7 @@ class PlannedTensor:
 class Plan:
     """Conversion plan: all tensors in file order, and their importance matrix."""
 
-    file: GGUFFile
+    file: SourceFile
     file_type: FileType
     tensors: list[PlannedTensor]
     imatrix: ImportanceMatrix | None = None
@@ -123,7 +139,7 @@ class Plan:
         return sum(tensor.target.n_bytes for tensor in self.tensors)
 
 
-def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None) -> Plan:
+def plan(file: SourceFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None) -> Plan:
     """Choose the type of every tensor.
 
     See `mixtures`. ModelFormatError if one cannot be dequantised; InvalidRequestError if an entry of the importance
@@ -145,6 +161,11 @@ def plan(file: GGUFFile, file_type: FileType, *, pure: bool = False, imatrix: Im
         weights = imatrix.weights(info) if imatrix else None
         tensors.append(PlannedTensor(info, target, choice.wanted, weights))
     return Plan(file, file_type, tensors, imatrix)
+
+
+def unchanged(file: SourceFile, file_type: FileType) -> Plan:
+    """Plan that keeps the type of every tensor."""
+    return Plan(file, file_type, [PlannedTensor(info, info, info.type) for info in file.tensors.values()])
 
 
 def write(
@@ -210,7 +231,7 @@ def _pairs(planned: Plan) -> list[bytes]:
 
 
 def _data(
-    file: GGUFFile, tensor: PlannedTensor, team: Team, count: Callable[[int], None]
+    file: SourceFile, tensor: PlannedTensor, team: Team, count: Callable[[int], None]
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Convert a tensor some rows at a time; yields bytes, uint8 arrays."""
     raw, width = file.data(tensor.source.name), tensor.source.shape[-1] if tensor.source.shape else 1
@@ -237,7 +258,7 @@ def _parts(tensor: PlannedTensor, n_rows: int, step: int) -> Iterator[tuple[int,
 
 def _converted(
     raw: npt.NDArray[np.uint8],
-    file: GGUFFile,
+    file: SourceFile,
     tensor: PlannedTensor,
     team: Team,
     weights: npt.NDArray[np.float32] | None,
@@ -264,7 +285,7 @@ def _converted(
     return quantize(x, kind)
 
 
-def _converted_by_plugin(x: npt.NDArray[np.float32], file: GGUFFile, tensor: PlannedTensor) -> npt.NDArray[Any]:
+def _converted_by_plugin(x: npt.NDArray[np.float32], file: SourceFile, tensor: PlannedTensor) -> npt.NDArray[Any]:
     target = tensor.target
     part = f"tensor type {target.type.name}"
     with plugin_errors(part):

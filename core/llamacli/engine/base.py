@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -105,6 +105,15 @@ class Program(Protocol):
         `hidden`, the rows are those that the output layer reads, [.., n_embd]. A token's logits do not depend on which
         tokens are evaluated in the same call. The caller has checked bounds, reserved the cells and lets no sequence
         occur twice. An encoder's text is in batches of its own, without rows.
+        """
+
+    def forward_in_pieces(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> Generator[None, None, npt.NDArray[np.float32]]:
+        """Run a media encoder's batch as `forward`, in short pieces.
+
+        Yields after each piece; the rows are the generator's return value, bit for bit those of `forward`. Until it has
+        ended or is closed, nothing else may run this program.
         """
 
     def forward_with_hidden(

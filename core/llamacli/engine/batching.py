@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 
 import attrs
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from llamacli.engine.adapters import Adapter, Adapters, without_scales
 from llamacli.engine.base import Program
+from llamacli.engine.stages import StagedProgram
 from llamacli.errors import InvalidRequestError
 from llamacli.graph import Graph
 from llamacli.inputs import Inputs, is_in_span
@@ -22,6 +25,8 @@ from llamacli.ops.run import Span
 Batch = list[tuple[int, int, int]]
 """Parts of chunks: the index of each, its first token, the number of tokens."""
 Logits = npt.NDArray[np.float32]
+Running = deque[tuple[Future[list[Logits]], Batch, list[int]]]
+"""Batches in later stages of a pipeline, in order: results, parts, and how many rows of each are wanted."""
 
 CHECKPOINT_TOKENS = 2048
 """Tokens of a prompt after which recurrent states are checkpointed; a multiple of a batch."""
@@ -99,11 +104,17 @@ def evaluate(
         batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
     else:
         batches = _batches(chunks, starts, encoded)
+    running = Running()
     try:
         for batch in batches:
-            n_done += _run(program_of, chunks, batch, starts, encoded, rows, hidden)
+            program = program_of(chunks[batch[0][0]].adapters)
+            n_done += _run(program, chunks, batch, starts, encoded, rows, hidden, running)
+            if isinstance(program, StagedProgram) and len(running) >= program.n_stages:
+                _finish(running, rows)
             if progress is not None:
                 progress(n_done, n_tokens)
+        while running:
+            _finish(running, rows)
     except BaseException:
         for chunk, start in zip(chunks, starts, strict=True):
             chunk.cache.truncate(start)
@@ -138,20 +149,31 @@ def evaluate_each(program_of: ProgramOf, chunks: Sequence[Chunk], *, hidden: boo
     return results
 
 
+def _finish(running: Running, rows: Sequence[list[Logits]]) -> None:
+    """Wait for the first batch that runs, and append its results."""
+    future, batch, counts = running.popleft()
+    (logits,), row = future.result(), 0
+    for (i, _, _), n_rows in zip(batch, counts, strict=True):
+        rows[i].append(logits[row : row + n_rows])
+        row += n_rows
+
+
 def _run(
-    program_of: ProgramOf,
+    program: Program,
     chunks: Sequence[Chunk],
     batch: Batch,
     starts: Sequence[int],
     encoded: Sequence[int],
     rows: Sequence[list[Logits]],
     hidden: bool,
+    running: Running,
 ) -> int:
     """Run a batch, and append its results to `rows`.
 
-    Returns its number of tokens.
+    That of a pipeline is appended to `running`: later stages compute it while the first begins another one. Returns its
+    number of tokens.
     """
-    program, spans, parts, counts, takes_hidden = program_of(chunks[batch[0][0]].adapters), [], [], [], False
+    spans, parts, counts, takes_hidden = [], [], [], False
     for i, first, n in batch:
         chunk, ids, start, n_left = chunks[i], chunks[i].ids, starts[i] + first, len(chunks[i].ids) - first - n
         n_kept_before = chunk.n_ahead or int(chunk.keep is not None and len(chunk.ids) > 1)
@@ -173,17 +195,24 @@ def _run(
         if takes_hidden:
             logits, states = program.forward_with_hidden(tokens, spans, counts)
             _give_hidden(states, batch, spans, parts, chunks)
+        elif isinstance(program, StagedProgram):
+            future = program.submit(tokens, spans, counts, "hidden" if hidden else "logits")
+            running.append((future, batch, counts))
+            logits = None
         else:
             logits = program.forward(tokens, spans, counts, hidden=hidden)
     row = 0
     for (i, first, n), n_rows in zip(batch, counts, strict=True):
         chunk = chunks[i]
-        rows[i].append(logits[row : row + n_rows])
-        row += n_rows
+        if logits is not None:
+            rows[i].append(logits[row : row + n_rows])
+            row += n_rows
         if first + n < len(chunk.ids):  # more of it follows: pages behind its windows are free already
             chunk.cache.advance(starts[i] + first + n)
             if chunk.keep is not None and not (first + n) % CHECKPOINT_TOKENS:
                 keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
+                while running:  # a checkpoint may outlive a batch that fails
+                    _finish(running, rows)
                 _keep(chunk.keep, chunk.cache.fork_within(chunk.cache.tokens + keys[: first + n]))
     return len(tokens)
 

@@ -292,8 +292,9 @@ class CompiledModel:
             kv_type = "f32" if self.mode is QuantMode.FP32 else "f16"
         kind = KVType.of(kv_type)
         if kind not in self._pools:
-            layout = KVLayout.of(self.program.states, kind, self.program.recurrent)
-            pool = KVPool(layout, f"{self.identity}-{self.mode.value}")
+            held = self.program.graph.held
+            layout = KVLayout.of(self.program.states, kind, self.program.recurrent, held)
+            pool = KVPool(layout, f"{self.identity}-{self.mode.value}", logs=held is not None)
             self._pools.setdefault(kind, pool)  # another thread may be faster
         return self._pools[kind]
 

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
@@ -46,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 _SLICE_WORK = 4e9
 """Multiplications after which a run returns to Python, so that Ctrl-C is handled within about a tenth of a second."""
+_PIECE_WORK = 5e8
+"""Multiplications of a piece of `forward_in_pieces`."""
+_PIECE_ROWS = 96
+"""Rows of whole tiles of every kernel, by which long steps are cut into pieces."""
 
 
 class NativeEngine:
@@ -144,7 +148,9 @@ class NativeProgram:
             with self._errors_of(step):
                 self._alive.append(bind(step, self.buffers))
         place_barriers(self._steps, self.buffers)
-        self.has_encoder = table.decoder > 0
+        self.has_encoder = graph.n_encoder > 0
+        sent = graph.sent_by_encoder
+        self._encoded = self.buffers[f32(sent)][:, : sent.width] if sent else np.empty((0, self._n_vocab), np.float32)
         self._encoder = _segments(self._steps, 0, table.decoder)
         self._body = _segments(self._steps, table.decoder, self._tail)
         self._to_logits = _segments(self._steps, self._tail, len(self._steps))
@@ -228,7 +234,7 @@ class NativeProgram:
             batch = HostRows(tokens, 0, n, spans)
             if self.has_encoder and spans[0].encodes:
                 self._run_steps(table, self._encoder, batch, n_seen)
-                rows = np.empty((0, self._n_vocab), np.float32)
+                rows = self._encoded[:n].copy()
             elif sum(n_last) == n and not is_hidden:  # all rows run through all steps, as in most decode steps
                 logits = self._new_logits(0, n)
                 self._run_steps(table, self._whole, batch, n_seen)
@@ -259,6 +265,63 @@ class NativeProgram:
             logits = self._run_to_logits(table, self._output, self._crossing_output, batch, wanted, n_seen)
             self._end(started, n)
         return logits, states
+
+    def forward_in_pieces(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> Generator[None, None, npt.NDArray[np.float32]]:
+        """See `llamacli.engine.base.Program.forward_in_pieces`."""
+        wanted, n = wanted_rows(spans, n_last, self._n_merged), len(tokens)
+        with self._team.lock:
+            table, n_seen = self._place(tokens, spans)
+        batch = HostRows(tokens, 0, n, spans)
+        yield from self._run_pieces(table, self._body, batch, n_seen)
+        rows = self._gather(batch, wanted, self._crossing)
+        logits = self._new_logits(rows.first, rows.stop)
+        yield from self._run_pieces(table, self._to_logits, rows, n_seen)
+        if self._writes_logits is None:
+            logits[:] = self._logits[rows.first : rows.stop]
+        logits = logits[:, : self._n_vocab]
+        return logits if len(logits) == len(wanted) else logits[wanted - rows.first]
+
+    def _run_pieces(
+        self, table: int, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int
+    ) -> Generator[None, None, None]:
+        """Run segments of the table; yields after each piece.
+
+        Other programs may use the threads between the pieces, but nothing this program.
+        """
+        first, last, run = rows.first, rows.stop, self._run
+        work = (last - first) * (self._work + n_seen * self._work_seen)
+
+        def team_run(start: int, stop: int, first: int, last: int) -> None:
+            with self._team.lock:
+                run["n_rows"], run["first_row"] = last, first
+                self._team.run(table, start, stop, self._run_address)
+
+        for start, stop in segments:
+            if self._steps[start].host is not None:
+                with self._team.lock:
+                    self._run_host(self._steps[start], rows)
+                continue
+            done = 0.0
+            for i in range(start, stop):
+                done += work[i]
+                if work[i] > _PIECE_WORK:
+                    if start < i:
+                        team_run(start, i, first, last)
+                        yield
+                    n_rows = max(1, int((last - first) * _PIECE_WORK / work[i]) // _PIECE_ROWS) * _PIECE_ROWS
+                    for edge in range(first, last, n_rows):
+                        team_run(i, i + 1, edge, min(last, edge + n_rows))
+                        yield
+                elif done > _PIECE_WORK:
+                    team_run(start, i + 1, first, last)
+                    yield
+                else:
+                    continue
+                start, done = i + 1, 0.0
+            if start < stop:
+                team_run(start, stop, first, last)
 
     def _run_to_hidden(
         self, table: int, batch: HostRows, wanted: npt.NDArray[np.intp], n_seen: int

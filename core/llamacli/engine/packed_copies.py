@@ -115,11 +115,11 @@ def copy_key(files: Iterable[Path], identity: str, mode: str) -> str:
     OSError.
     """
     stats = [(file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, files)]
-    return hashlib.sha256(repr((stats, identity, mode, _sources_digest(), sys.byteorder)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((stats, identity, mode, sources_digest(), sys.byteorder)).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _sources_digest() -> str:
+def sources_digest() -> str:
     """Digest of the sources that decide the bytes of copies."""
     package = Path(__file__).parents[1]
     packing = sorted((package / "kernels").glob("*packing*.py"))

@@ -6,7 +6,7 @@ a way that does not depend on how many tokens are evaluated together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +103,13 @@ class ReferenceProgram:
             start += span.n
         return np.concatenate(parts)
 
+    def forward_in_pieces(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
+    ) -> Generator[None, None, Array]:
+        """See `llamacli.engine.base.Program.forward_in_pieces`; it is one piece."""
+        yield
+        return self.forward(tokens, spans, n_last)
+
     def forward_with_hidden(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
     ) -> tuple[Array, Array]:
@@ -118,6 +125,8 @@ class ReferenceProgram:
 
     def _forward(self, tokens: npt.NDArray[np.int32], span: Span, n_rows: int, hidden: bool) -> Array:
         out = self.graph.hidden if hidden else self.graph.ops[-1].out
+        if span.encodes and self.graph.sent_by_encoder is not None:
+            out, n_rows = self.graph.sent_by_encoder, span.n
         assert out is not None
         values = self._values(tokens, span, n_rows, out)
         rows = values[out] if out in values else np.empty((0, out.width), np.float32)

@@ -4,21 +4,57 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
+import numpy as np
+
 from llamacli.errors import InvalidRequestError
-from llamacli.gguf.header import DEFAULT_ALIGNMENT, MAGIC, TYPE_ARRAY, TYPE_STRING, TYPE_U32, TensorInfo, padded
+from llamacli.gguf.header import (
+    DEFAULT_ALIGNMENT,
+    MAGIC,
+    TYPE_ARRAY,
+    TYPE_BOOL,
+    TYPE_F32,
+    TYPE_I32,
+    TYPE_STRING,
+    TYPE_U32,
+    TensorInfo,
+    padded,
+)
 from llamacli.quantization.tensor_types import Bytes
 
 _VERSION = 3
 
 
-def metadata_pair(key: str, value: int | str | Sequence[str]) -> bytes:
-    """Raw bytes of a metadata key with a uint32, string or strings."""
-    if isinstance(value, int):
-        return _string(key) + struct.pack("<II", TYPE_U32, value)
-    if isinstance(value, str):
-        return _string(key) + struct.pack("<I", TYPE_STRING) + _string(value)
-    head = struct.pack("<IIQ", TYPE_ARRAY, TYPE_STRING, len(value))
-    return _string(key) + head + b"".join(map(_string, value))
+Scalar = bool | int | float | str | bytes | np.int32
+"""Value of a metadata key, stored as bool, uint32, float32, string or int32."""
+
+
+def metadata_pair(key: str, value: Scalar | Sequence[Scalar]) -> bytes:
+    """Raw bytes of a metadata key with its value.
+
+    Integers are uint32, or int32 where negative and in arrays; floats are float32; bytes are strings too. The elements
+    of an array are of one type, that of the first; an empty one is of strings.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        kind = TYPE_I32 if type(value) is int and value < 0 else _type_of(value)
+        return _string(key) + struct.pack("<I", kind) + _packed(kind, [value])
+    first = value[0] if value else ""
+    kind = TYPE_I32 if type(first) is int else _type_of(first)
+    return _string(key) + struct.pack("<IIQ", TYPE_ARRAY, kind, len(value)) + _packed(kind, value)
+
+
+def _type_of(value: Scalar) -> int:
+    if isinstance(value, str | bytes):
+        return TYPE_STRING
+    if isinstance(value, bool | float):
+        return TYPE_BOOL if isinstance(value, bool) else TYPE_F32
+    return TYPE_U32 if isinstance(value, int) else TYPE_I32
+
+
+def _packed(kind: int, values: Sequence[Scalar]) -> bytes:
+    if kind == TYPE_STRING:
+        return b"".join(_string(value) for value in values if isinstance(value, str | bytes))
+    code = {TYPE_BOOL: "?", TYPE_U32: "I", TYPE_I32: "i", TYPE_F32: "f"}[kind]
+    return struct.pack(f"<{len(values)}{code}", *values)
 
 
 def write_gguf(
@@ -36,9 +72,7 @@ def write_gguf(
     written as they come. The offsets of `tensors` are ignored. InvalidRequestError when a tensor's bytes are not as
     many as its `n_bytes`.
     """
-    header = b"".join(
-        (MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(pairs)), *pairs, _infos(tensors, alignment))
-    )
+    header = packed_header(pairs, tensors, alignment=alignment)
     file.write(header.ljust(padded(len(header), alignment), b"\0"))
     for info in tensors:
         written = 0
@@ -48,6 +82,14 @@ def write_gguf(
         if written != info.n_bytes:
             raise InvalidRequestError(f"tensor {info.name!r} has {info.n_bytes} bytes, {written} were given")
         file.write(bytes(padded(written, alignment) - written))
+
+
+def packed_header(
+    pairs: Sequence[bytes], tensors: Sequence[TensorInfo], *, alignment: int = DEFAULT_ALIGNMENT
+) -> bytes:
+    """Bytes before the tensor data, without the padding at their end."""
+    start = struct.pack("<IQQ", _VERSION, len(tensors), len(pairs))
+    return b"".join((MAGIC, start, *pairs, _infos(tensors, alignment)))
 
 
 def _infos(tensors: Iterable[TensorInfo], alignment: int) -> bytes:
@@ -60,6 +102,6 @@ def _infos(tensors: Iterable[TensorInfo], alignment: int) -> bytes:
     return b"".join(infos)
 
 
-def _string(text: str) -> bytes:
-    raw = text.encode()
+def _string(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw)) + raw

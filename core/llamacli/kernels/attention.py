@@ -4,11 +4,17 @@ For a row of queries, keys are processed in tiles of TILE positions with an onli
 Dao et al. 2022). Tiles lie at fixed positions, so a token's result is the same bits whether it is evaluated alone or
 with others. Up to MAX_QUERY_ROWS rows of queries that share a head of keys and values are processed together: the heads
 of a group (GQA), and in a prompt several tokens.
+
+Sums are taken over chunks of tiles, and those of chunks are added in order. Where there are few tokens, threads share
+the chunks of their cells (Flash-Decoding, Dao et al. 2023), and the one that ends the last chunk adds them up. A thread
+takes all heads of a tile before the next tile: a page of the cache has the parts of all heads one after another, and
+memory is fast where it is read in order.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,19 +35,34 @@ STORE = record(
 ATTENTION = record(
     "q", "q_stride", "out", "out_stride", "layer", "n_head_kv", "group", "head_dim", "value_dim", "scratch",
     "scratch_stride", "window", "chunk", "n_after", "sinks", "slopes", "bias", "max_distance", "cross", "firsts",
-    "firsts_stride",
-    scale=np.float32, softcap=np.float32,
+    "firsts_stride", "partials", "partial_bytes", scale=np.float32, softcap=np.float32,
 )  # fmt: skip
 """`group` heads of queries share a head of keys and values; `scratch` is `scratch_stride` bytes for each thread.
 A token sees `window` positions, its own included, but none before the last multiple of `chunk`; besides, the `n_after`
 positions behind it that are in the run. `sinks` and `slopes` (ALiBi), float32 [n_head], and `softcap` may be 0, and so
 may `bias`, float32 [n_head, 2 * (max_distance + PAGE)], which is added to scores by distance: -(max_distance + PAGE) is
 the first. With `cross`, tokens see the encoder's text, else only what is behind it. `firsts` may be 0: an int64 a row,
-the first cell that it sees."""
+the first cell that it sees. `partials`, which may be 0, is the address of `partial_bytes` bytes, for the sums of chunks
+that other threads computed."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
 _LOWEST = -3.0e38
+_LINE = 64
+_CHUNK = 8
+"""Tiles of a chunk. Sums are taken over chunks, then over all of them, so that threads can share the cells of a
+sequence."""
+
+_SPLIT_UNITS, _PARTIAL_CHUNKS, _PARTIAL_BYTES = 8, 64, 1 << 26
+"""Threads share cells where there are fewer units of heads than this for each. Chunks of each unit that there is memory
+for, and the most bytes of it."""
+
+_MAX_STATES, _STATES_BYTES, _SCORE_BYTES = 16, 1 << 17, 4 * MAX_QUERY_ROWS * TILE
+"""Units of heads and tokens that go through the cells together, at most, and bytes of their queries and sums."""
+
+_MAX, _SUM, _TOTAL_MAX, _TOTAL_SUM, _ROW_ENDS = 0, 4, 8, 12, 64
+"""Offsets of a row's largest score and sum of weights, in this chunk and in all; bytes of all of them."""
+
 _PAGES = TILE // PAGE
 _LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
 _i64 = types.int64
@@ -50,10 +71,21 @@ _i64 = types.int64
 def scratch_bytes(head_dim: int, value_dim: int) -> int:
     """Scratch bytes for each thread.
 
-    Rows of queries, scores and sums, then a maximum and a sum a row. Values that are parts of keys take sums as wide as
-    keys. Writing cells needs less: a row and the codes of a block, padded to full blocks.
+    Rows of queries and their sums, for several heads or tokens at once, and the scores of one. Values that are parts of
+    keys take sums as wide as keys. Writing cells needs less: a row and the codes of a block, padded to full blocks.
     """
-    return 4 * MAX_QUERY_ROWS * (padded(head_dim) + max(padded(head_dim), padded(value_dim)) + TILE + 2)
+    one = 4 * MAX_QUERY_ROWS * (padded(head_dim) + 2 * max(padded(head_dim), padded(value_dim)) + _ROW_ENDS // 4)
+    return max(1, min(_MAX_STATES, _STATES_BYTES // one)) * one + _SCORE_BYTES
+
+
+def partial_bytes(value_dim: int, n_threads: int) -> int:
+    """Bytes for the sums of chunks that threads share, zeros at first.
+
+    Where they are too few, a thread takes all cells of a unit, with the same bits.
+    """
+    units = _SPLIT_UNITS * n_threads
+    sums = units * _PARTIAL_CHUNKS * MAX_QUERY_ROWS * (4 * padded(value_dim) + _ROW_ENDS)
+    return 8 * units + min(sums, _PARTIAL_BYTES)
 
 
 def padded(head_dim: int) -> int:
@@ -72,20 +104,45 @@ def _capped(x: Any, cap: Any) -> Any:
     return simd.mul(simd.splat(cap), simd.sub(one, rest))
 
 
+def _with_prefetch(
+    b: ir.Builder, count: ir.Value, n_bytes: int, ahead: ir.Value, carried: list[ir.Value],
+    body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:  # fmt: skip
+    """Emit a counted loop that prefetches as much as it reads.
+
+    An iteration reads `n_bytes`. One cache line at a time: the processor waits for few lines at once, and a burst would hold up its own loads.
+    """
+    n_lines, together = -(-n_bytes // _LINE), max(1, _LINE // n_bytes)
+
+    def several(i: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+        ir.prefetch(b, b.add(ahead, b.mul(i, ir.I64(n_bytes * together))), _LINE * n_lines, level=2)
+        for number in range(together):
+            carried = body(b.add(b.mul(i, ir.I64(together)), ir.I64(number)), carried)
+        return carried
+
+    if together == 1:
+        return ir.loop(b, count, carried, several)
+    whole = b.sdiv(count, ir.I64(together))
+    carried = ir.loop(b, whole, carried, several)
+    done = b.mul(whole, ir.I64(together))
+    return ir.loop(b, b.sub(count, done), carried, lambda i, carried: body(b.add(done, i), carried))
+
+
 @intrinsic(prefer_literal=True)
-def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any) -> Any:
+def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any,
+            ahead: Any) -> Any:  # fmt: skip
     """Scores of n rows of queries with one page of keys.
 
-    Written to `out`, rows of TILE scores. Literals: n and the keys' type.
+    Written to `out`, rows of TILE scores. Literals: n and the keys' type. The part at `ahead` is prefetched meanwhile.
     """
     number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, q, q_stride, keys, head_dim, out = args
+        _, _, q, q_stride, keys, head_dim, out, ahead = args
         rows = [b.add(q, b.mul(q_stride, ir.I64(row))) for row in range(n_rows)]
-        step = cells.dims_at_once(number)
+        step, n_bytes = cells.dims_at_once(number), cells.key_bytes_at_once(number)
 
-        def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        def add_keys(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             at = b.mul(i, ir.I64(4 * step))
             places = [b.add(row, at) for row in rows]
             for d, key in enumerate(cells.load_keys(b, number, keys, i)):
@@ -96,31 +153,32 @@ def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any,
             return totals
 
         count = b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step))
-        totals = ir.loop(b, count, [ir.constant(ir.F32X16, 0.0)] * n_rows, body)
+        zeros = [ir.constant(ir.F32X16, 0.0)] * n_rows
+        totals = _with_prefetch(b, count, n_bytes, ahead, zeros, add_keys)
         for row, total in enumerate(totals):
             ir.store(b, ir.offset(b, out, 4 * TILE * row), cells.absolute_scores(b, number, total))
         return context.get_dummy_value()
 
-    return types.void(kind, n, *[_i64] * 5), codegen
+    return types.void(kind, n, *[_i64] * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
 def _accumulate_values(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any, column: Any, head_dim: Any,
-           out: Any, out_stride: Any) -> Any:  # fmt: skip
+           out: Any, out_stride: Any, ahead: Any) -> Any:  # fmt: skip
     """Add a page's values, weighted by probabilities, to n output rows.
 
     Accumulates 16 columns of `out`, from the first `n_cells` cells of the page; row i of `p` weighs them for row i of
-    `out`.
+    `out`. As many bytes from `ahead` on are prefetched meanwhile.
     """
     number, n_rows = kind.literal_value, n.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, p, values, n_cells, column, head_dim, out, out_stride = args
+        _, _, p, values, n_cells, column, head_dim, out, out_stride, ahead = args
         out = b.add(out, b.mul(column, ir.I64(4)))
         places = [b.add(out, b.mul(out_stride, ir.I64(row))) for row in range(n_rows)]
         load = cells.value_loader(b, number, values, column, head_dim)
 
-        def body(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        def add_cell(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             value = load(cell)
             at = b.add(p, b.mul(cell, ir.I64(4)))
             return [
@@ -128,12 +186,13 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n
                 for row, total in enumerate(totals)
             ]
 
-        totals = ir.loop(b, n_cells, [ir.load(b, place, ir.F32X16) for place in places], body)
+        sums = [ir.load(b, place, ir.F32X16) for place in places]
+        totals = _with_prefetch(b, n_cells, cells.value_bytes_at_once(number), ahead, sums, add_cell)
         for place, total in zip(places, totals, strict=True):
             ir.store(b, place, total)
         return context.get_dummy_value()
 
-    return types.void(kind, n, *[_i64] * 7), codegen
+    return types.void(kind, n, *[_i64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -212,17 +271,6 @@ def first_seen(cell: Any, window: Any, chunk: Any, first: Any) -> Any:
 
 
 @njit(inline="always")
-def _prefetch(address: Any, n_bytes: Any) -> None:
-    """Prefetch the cache lines of a part.
-
-    The parts of a head are far apart, so the processor does not foresee them. The first-level cache could not wait for
-    all lines of a part at once.
-    """
-    for line in range(address, address + n_bytes, 64):
-        simd.prefetch(line)
-
-
-@njit(inline="always")
 def _page_of(kv: Any, layer: Any, cell: Any) -> Any:
     return simd.read_i64(simd.read_i64(kv + _LAYER * layer) + 8 * (cell // PAGE))
 
@@ -281,6 +329,43 @@ def latent_attention(kv_type: KVType) -> Kernel:
     return _attention(kv_type, values_in_keys=True)
 
 
+@njit(inline="always")
+def _stride(n_dims: Any) -> Any:
+    """Bytes of a row of whole vectors."""
+    return 4 * (-(-n_dims // PAGE) * PAGE)
+
+
+@njit(inline="always")
+def _end_of_rows(rows: Any, row: Any, stop: Any, most: Any) -> Any:
+    """End of the rows of a row's sequence, at most `most`."""
+    end = row + 1
+    while end < stop and end < row + most and rows[end].kv == rows[row].kv:
+        end += 1
+    return end
+
+
+@njit(inline="always")
+def _first_of_span(a: Any, row: Any, first_cell: Any) -> Any:
+    """First cell that a row sees, in its span if any."""
+    if a.firsts:
+        return max(first_cell, simd.read_i64(a.firsts + row * a.firsts_stride))
+    return first_cell
+
+
+@njit
+def _tiles_seen(args: Any, run: Any, row: Any, end: Any) -> Any:
+    """First tile that rows of a sequence see, and the last's end."""
+    a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
+    rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
+    first_cell, stop = rows[row].n_encoded, rows[row].end
+    if a.cross:
+        first_cell, stop = np.int64(0), first_cell
+    first_cell = _first_of_span(a, row, first_cell)
+    n_seen = min(stop, rows[row].cell + end - row + max(a.n_after, rows[end - 1].n_ahead))
+    first = first_seen(rows[row].cell, a.window, a.chunk, first_cell) // TILE
+    return first, max(first + 1, -(-n_seen // TILE))
+
+
 def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
@@ -288,196 +373,348 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     together = 1 if rotates_k else 4  # rows whose sums over keys are accumulated together
     key_bytes, value_bytes = part_bytes(kv_type.k), part_bytes(kv_type.v)
 
+    @njit(inline="always")
+    def dims_of_sums(head_dim: Any, value_dim: Any) -> Any:
+        """Dimensions of keys or values to sum.
+
+        Keys are rotated in blocks, which are summed whole.
+        """
+        if values_in_keys and rotates_k:
+            block = head_dim & -head_dim
+            return -(-value_dim // block) * block
+        return value_dim
+
+    @njit
+    def start_rows(args: Any, state: Any, first_row: Any, n: Any, first_head: Any, heads: Any) -> None:
+        """Read n rows of queries, and begin their sums."""
+        a = carray(simd.pointer(args), 1, ATTENTION)[0]
+        stride, out_stride = _stride(a.head_dim), _stride(dims_of_sums(a.head_dim, a.value_dim))
+        out, zero = state + MAX_QUERY_ROWS * stride, simd.splat(np.float32(0))
+        total = out + MAX_QUERY_ROWS * out_stride
+        ends = total + MAX_QUERY_ROWS * out_stride
+        for i in range(n):
+            head, q = first_head + i % heads, state + i * stride
+            source = a.q + (first_row + i // heads) * a.q_stride + 4 * head * a.head_dim
+            for d in range(0, 4 * a.head_dim, 4):
+                simd.write_f32(q + d, simd.read_f32(source + d) * a.scale)
+            for at in range(4 * a.head_dim, stride, 4):  # units of keys may be longer than the head
+                simd.write_f32(q + at, np.float32(0))
+            if rotates_k:
+                cells.rotate(q, a.head_dim, a.head_dim)
+            for at in range(i * out_stride, (i + 1) * out_stride, 4 * PAGE):
+                simd.store(out + at, zero)
+                simd.store(total + at, zero)
+            largest, weight = np.float32(_LOWEST), np.float32(0)
+            if a.sinks:
+                largest, weight = simd.read_f32(a.sinks + 4 * head), np.float32(1)
+            at = ends + _ROW_ENDS * i
+            simd.write_f32(at + _MAX, np.float32(_LOWEST))
+            simd.write_f32(at + _SUM, np.float32(0))
+            simd.write_f32(at + _TOTAL_MAX, largest)
+            simd.write_f32(at + _TOTAL_SUM, weight)
+
+    @njit
+    def add_tile(
+        args: Any, run: Any, state: Any, scores: Any, start: Any, first_row: Any, n_tokens: Any, head_kv: Any,
+        first_head: Any, heads: Any, turn: Any, n_turns: Any,
+    ) -> None:  # fmt: skip
+        """Add a tile of cells to the sums of some tokens.
+
+        It begins at cell `start`; the tokens' heads share one of keys. A turn of `n_turns` prefetches its part of the next tile, in the order of memory; one of -1 none.
+        """
+        a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
+        rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
+        kv, cell, end = rows[first_row].kv, rows[first_row].cell, rows[first_row].end
+        first_cell = rows[first_row].n_encoded
+        if a.cross:
+            first_cell, end = np.int64(0), first_cell
+        n_seen = min(end, cell + n_tokens + max(a.n_after, rows[first_row + n_tokens - 1].n_ahead))
+        nearest = _first_of_span(a, first_row, first_cell)
+        begin = max(0, first_seen(cell, a.window, a.chunk, nearest) // PAGE - start // PAGE)
+        n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
+        if begin >= n_pages:
+            return
+        n, n_dims = n_tokens * heads, dims_of_sums(a.head_dim, a.value_dim)
+        stride, out_stride = _stride(a.head_dim), _stride(n_dims)
+        q, out = state, state + MAX_QUERY_ROWS * stride
+        ends = out + 2 * MAX_QUERY_ROWS * out_stride
+        key_part, value_part = key_bytes(a.head_dim), value_bytes(a.value_dim)
+        table = simd.read_i64(kv + _LAYER * a.layer) + 8 * (start // PAGE)
+        all_keys, all_values = simd.read_i64(kv + _LAYER * a.layer + 8), simd.read_i64(kv + _LAYER * a.layer + 16)
+        keys, values = all_keys + head_kv * key_part, all_values + head_kv * value_part
+        zero, lowest = simd.splat(np.float32(0)), simd.splat(np.float32(_LOWEST))
+        n_ahead = -_PAGES  # pages of the next tile
+        if turn >= 0:
+            n_ahead = min(_PAGES, -(-(n_seen - start) // PAGE) - _PAGES)
+        for page in range(begin, n_pages):
+            page_ptr = simd.read_i64(table + 8 * page) + keys
+            ahead, part = page_ptr, turn * _PAGES + page
+            if part // n_turns < n_ahead:
+                ahead = simd.read_i64(table + 8 * (_PAGES + part // n_turns)) + all_keys
+                ahead += (head_kv - turn + part % n_turns) * key_part
+            at = scores + 4 * PAGE * page
+            if n > 6:
+                _scores(k_type, 8, q, stride, page_ptr, a.head_dim, at, ahead)
+            elif n > 4:
+                _scores(k_type, 6, q, stride, page_ptr, a.head_dim, at, ahead)
+            elif n > 3:
+                _scores(k_type, 4, q, stride, page_ptr, a.head_dim, at, ahead)
+            elif n > 2:
+                _scores(k_type, 3, q, stride, page_ptr, a.head_dim, at, ahead)
+            elif n > 1:
+                _scores(k_type, 2, q, stride, page_ptr, a.head_dim, at, ahead)
+            else:
+                _scores(k_type, 1, q, stride, page_ptr, a.head_dim, at, ahead)
+
+        for i in range(n):
+            own = cell + i // heads
+            n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
+            seen = min(end, own + 1 + n_after) - start
+            nearest = _first_of_span(a, first_row + i // heads, first_cell)
+            unseen = first_seen(own, a.window, a.chunk, nearest) - start
+            head, slope = first_head + i % heads, np.float32(0)
+            if a.slopes:
+                slope = simd.read_f32(a.slopes + 4 * head)
+            largest = lowest
+            for page in range(begin, n_pages):
+                at = scores + 4 * (i * TILE + page * PAGE)
+                score = simd.load(at)
+                if a.softcap > 0:
+                    score = _capped(score, a.softcap)
+                if a.slopes:
+                    offset = simd.splat(np.float32(start + page * PAGE - own))
+                    distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
+                    score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
+                if a.bias:
+                    distant = max(start + page * PAGE - own, -(a.max_distance + PAGE))
+                    place = (2 * head + 1) * (a.max_distance + PAGE) + min(distant, a.max_distance)
+                    score = simd.add(score, simd.load(a.bias + 4 * place))
+                score = simd.first_lanes(score, seen - page * PAGE, lowest)
+                if unseen > page * PAGE:
+                    score = simd.first_lanes(lowest, unseen - page * PAGE, score)
+                simd.store(at, score)
+                largest = simd.maximum(score, largest)
+            row_ends = ends + _ROW_ENDS * i
+            row_max, row_sum = simd.read_f32(row_ends + _MAX), simd.read_f32(row_ends + _SUM)
+            new_max = max(row_max, simd.max_f32(largest))
+            total, highest = zero, simd.splat(new_max)
+            for page in range(begin, n_pages):
+                at = scores + 4 * (i * TILE + page * PAGE)
+                p = simd.exp(simd.sub(simd.load(at), highest))
+                p = simd.first_lanes(p, seen - page * PAGE, zero)
+                if unseen > page * PAGE:
+                    p = simd.first_lanes(zero, unseen - page * PAGE, p)
+                simd.store(at, p)
+                total = simd.add(total, p)
+                if values_in_keys:
+                    _stored_weights(k_type, at)
+            if new_max > row_max:
+                rescale = simd.exp(simd.splat(row_max - new_max))
+                for place in range(out + i * out_stride, out + (i + 1) * out_stride, 4 * PAGE):
+                    simd.store(place, simd.mul(simd.load(place), rescale))
+                row_sum *= simd.max_f32(rescale)
+                simd.write_f32(row_ends + _MAX, new_max)
+            simd.write_f32(row_ends + _SUM, row_sum + simd.sum_f32(total))
+
+        if values_in_keys:
+            for unit_of_dims in range(-(-n_dims // UNIT)):
+                i = 0
+                while i < n:
+                    p, sums = scores + 4 * TILE * i, out + i * out_stride
+                    if n - i > 1 and not rotates_k:
+                        _accumulate_keys(
+                            k_type, together, p, table, keys, begin, n_pages, n_seen - start, unit_of_dims,
+                            a.head_dim, sums, out_stride,
+                        )  # fmt: skip
+                        i += together
+                    else:
+                        _accumulate_keys(
+                            k_type, 1, p, table, keys, begin, n_pages, n_seen - start, unit_of_dims, a.head_dim,
+                            sums, out_stride,
+                        )  # fmt: skip
+                        i += 1
+            return
+        for page in range(begin, n_pages):
+            page_ptr = simd.read_i64(table + 8 * page) + values
+            ahead, part = page_ptr, turn * _PAGES + page
+            if part // n_turns < n_ahead:
+                ahead = simd.read_i64(table + 8 * (_PAGES + part // n_turns)) + all_values
+                ahead += (head_kv - turn + part % n_turns) * value_part
+            p = scores + 4 * PAGE * page
+            n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
+            for column in range(0, n_dims, PAGE):
+                place = ahead + column * value_part // n_dims
+                if n > 6:
+                    _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+                elif n > 4:
+                    _accumulate_values(v_type, 6, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+                elif n > 3:
+                    _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+                elif n > 2:
+                    _accumulate_values(v_type, 3, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+                elif n > 1:
+                    _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+                else:
+                    _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+
+    @njit
+    def add_chunk(total: Any, ends: Any, out: Any, out_ends: Any, out_stride: Any) -> None:
+        """Add a row's sums of a chunk to its totals."""
+        weight = simd.read_f32(out_ends + _SUM)
+        if weight == np.float32(0):  # no cell seen
+            return
+        before, own = simd.read_f32(ends + _TOTAL_MAX), simd.read_f32(out_ends + _MAX)
+        largest = max(before, own)
+        old, new = simd.exp(simd.splat(before - largest)), simd.exp(simd.splat(own - largest))
+        for at in range(0, out_stride, 4 * PAGE):
+            sums = simd.mul(simd.load(total + at), old)
+            simd.store(total + at, simd.fma(simd.load(out + at), new, sums))
+        weights = simd.mul(simd.splat(simd.read_f32(ends + _TOTAL_SUM)), old)
+        simd.write_f32(ends + _TOTAL_SUM, simd.max_f32(simd.fma(simd.splat(weight), new, weights)))
+        simd.write_f32(ends + _TOTAL_MAX, largest)
+
+    @njit
+    def write_row(args: Any, total: Any, ends: Any, row: Any, head: Any) -> None:
+        """Write one head of a row of the output."""
+        a = carray(simd.pointer(args), 1, ATTENTION)[0]
+        inverse_sum = np.float32(1) / simd.read_f32(ends + _TOTAL_SUM)
+        if rotates_out:
+            n_dims = dims_of_sums(a.head_dim, a.value_dim)
+            cells.rotate(total, n_dims, a.head_dim if values_in_keys else n_dims)
+        target = a.out + row * a.out_stride + 4 * head * a.value_dim
+        for d in range(0, 4 * a.value_dim, 4):
+            simd.write_f32(target + d, simd.read_f32(total + d) * inverse_sum)
+
+    @njit
+    def add_tiles(
+        args: Any, run: Any, scratch: Any, first_row: Any, last_row: Any, first_unit: Any, last_unit: Any,
+        first_tile: Any, last_tile: Any, counters: Any, partials: Any, chunk: Any, n_chunks: Any,
+    ) -> None:  # fmt: skip
+        """Attention of some rows of a sequence to some tiles.
+
+        It computes some units of heads. With `partials`, these are the tiles of a chunk, one of n_chunks, and their sums are written there.
+        """
+        a = carray(simd.pointer(args), 1, ATTENTION)[0]
+        n_heads = min(a.group, MAX_QUERY_ROWS)
+        n_tokens, n_parts = MAX_QUERY_ROWS // n_heads, -(-a.group // n_heads)
+        stride, out_stride = _stride(a.head_dim), _stride(dims_of_sums(a.head_dim, a.value_dim))
+        own_out, own_total = MAX_QUERY_ROWS * stride, MAX_QUERY_ROWS * (stride + out_stride)
+        own_ends = own_total + MAX_QUERY_ROWS * out_stride
+        state_bytes = own_ends + MAX_QUERY_ROWS * _ROW_ENDS
+        entry = out_stride + _ROW_ENDS
+        scores = scratch + a.scratch_stride - _SCORE_BYTES
+        n_blocks = -(-(last_row - first_row) // n_tokens)
+        n_states = n_blocks * (last_unit - first_unit)
+        first_kv = first_unit // n_parts
+        n_kv = (last_unit - 1) // n_parts + 1 - first_kv
+        zero = simd.splat(np.float32(0))
+        for tile in range(first_tile, last_tile):
+            for number in range(n_states):
+                unit, row = first_unit + number // n_blocks, first_row + number % n_blocks * n_tokens
+                head_kv, part, state = unit // n_parts, unit % n_parts, scratch + number * state_bytes
+                first_head = head_kv * a.group + part * n_heads
+                heads, count = min(n_heads, a.group - part * n_heads), min(n_tokens, last_row - row)
+                if tile == first_tile:
+                    start_rows(args, state, row, count * heads, first_head, heads)
+                turn = np.int64(-1)
+                if row == first_row and (part == 0 or unit == first_unit):
+                    turn = head_kv - first_kv
+                add_tile(
+                    args, run, state, scores, tile * TILE, row, count, head_kv, first_head, heads, turn, n_kv,
+                )  # fmt: skip
+                if tile < last_tile - 1 and (tile + 1) % _CHUNK:
+                    continue
+                for i in range(count * heads):
+                    out, total = state + own_out + i * out_stride, state + own_total + i * out_stride
+                    ends, head = state + own_ends + i * _ROW_ENDS, first_head + i % heads
+                    if partials:
+                        place = (row + i // heads - first_row) * a.n_head_kv * a.group + head
+                        place = partials + (place * n_chunks + chunk) * entry
+                        for at in range(0, out_stride, 4 * PAGE):
+                            simd.store(place + at, simd.load(out + at))
+                        simd.store(place + out_stride, simd.load(ends))
+                        continue
+                    add_chunk(total, ends, out, ends, out_stride)
+                    for at in range(0, out_stride, 4 * PAGE):
+                        simd.store(out + at, zero)
+                    simd.write_f32(ends + _MAX, np.float32(_LOWEST))
+                    simd.write_f32(ends + _SUM, np.float32(0))
+                    if tile == last_tile - 1:
+                        write_row(args, total, ends, row + i // heads, head)
+        if not partials:
+            return
+        for unit in range(first_unit, last_unit):
+            if simd.atomic_add(counters + 8 * unit, 1) < n_chunks - 1:
+                continue
+            simd.write_i64(counters + 8 * unit, 0)
+            head_kv, part = unit // n_parts, unit % n_parts
+            first_head = head_kv * a.group + part * n_heads
+            heads = min(n_heads, a.group - part * n_heads)
+            for row in range(first_row, last_row):
+                number = (unit - first_unit) * n_blocks + (row - first_row) // n_tokens
+                state = scratch + number * state_bytes
+                for head in range(first_head, first_head + heads):
+                    i = (row - first_row) % n_tokens * heads + head - first_head
+                    total, ends = state + own_total + i * out_stride, state + own_ends + i * _ROW_ENDS
+                    place = partials + ((row - first_row) * a.n_head_kv * a.group + head) * n_chunks * entry
+                    for sums in range(place, place + n_chunks * entry, entry):
+                        add_chunk(total, ends, sums, sums + out_stride, out_stride)
+                    write_row(args, total, ends, row, head)
+
     def attention(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
-        # Dimensions of keys or values to sum. Keys are rotated in blocks, which are summed whole.
-        n_dims = out_dim = a.value_dim
-        if values_in_keys:
-            if rotates_k:
-                block = a.head_dim & -a.head_dim
-                n_dims = -(-n_dims // block) * block
-            out_dim = a.head_dim
-        stride, out_stride = 4 * (-(-a.head_dim // PAGE) * PAGE), 4 * (-(-n_dims // PAGE) * PAGE)
-        q = a.scratch + thread * a.scratch_stride
-        out = q + MAX_QUERY_ROWS * stride
-        scores = out + MAX_QUERY_ROWS * out_stride
-        row_max = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * TILE), MAX_QUERY_ROWS, np.float32)
-        row_sum = carray(simd.pointer(scores + 4 * MAX_QUERY_ROWS * (TILE + 1)), MAX_QUERY_ROWS, np.float32)
-        zero, lowest = simd.splat(np.float32(0)), simd.splat(np.float32(_LOWEST))
-
-        # Unit of work: some tokens and some query heads of one KV head, at most MAX_QUERY_ROWS rows of queries.
         n_heads = min(a.group, MAX_QUERY_ROWS)
-        n_tokens = MAX_QUERY_ROWS // n_heads
-        n_parts, n_groups = -(-a.group // n_heads), -(-(r.n_rows - r.first_row) // n_tokens) * a.n_head_kv
-        # Where threads would have no unit, units have fewer heads: each reads the cells again, at the same time.
-        while n_heads > 1 and n_groups * -(-a.group // ((n_heads + 1) // 2)) <= n_threads:
-            n_heads = (n_heads + 1) // 2
-            n_parts = -(-a.group // n_heads)
-        a_token, n_units = a.n_head_kv * n_parts, n_groups * n_parts
-        # Fewer units than threads go to threads apart, and thereby to all parts of a processor and all NUMA nodes.
-        apart = max(1, n_threads // max(1, n_units))
-        first_unit = thread // apart if thread % apart == 0 else n_units
-        for unit in range(first_unit, n_units, n_threads):
-            unit_row = r.first_row + unit // a_token * n_tokens
-            unit_end = min(unit_row + n_tokens, r.n_rows)
-            head_kv, first_head = unit % a_token // n_parts, unit % n_parts * n_heads
-            heads = min(n_heads, a.group - first_head)
-            while unit_row < unit_end:  # tokens of one sequence at a time
-                first_row, last_row = unit_row, unit_row + 1
-                kv, cell, end = rows[first_row].kv, rows[first_row].cell, rows[first_row].end
-                first_cell = rows[first_row].n_encoded
-                if a.cross:
-                    first_cell, end = np.int64(0), first_cell
-                while last_row < unit_end and rows[last_row].kv == kv:
-                    last_row += 1
-                unit_row = last_row
-                n = (last_row - first_row) * heads
-                table = simd.read_i64(kv + _LAYER * a.layer)
-                keys = simd.read_i64(kv + _LAYER * a.layer + 8) + head_kv * key_bytes(a.head_dim)
-                values = simd.read_i64(kv + _LAYER * a.layer + 16) + head_kv * value_bytes(a.value_dim)
-                for i in range(n):
-                    head = head_kv * a.group + first_head + i % heads
-                    source = (first_row + i // heads) * a.q_stride + 4 * head * a.head_dim
-                    for d in range(a.head_dim):
-                        simd.write_f32(q + i * stride + 4 * d, simd.read_f32(a.q + source + 4 * d) * a.scale)
-                    for at in range(4 * a.head_dim, stride, 4):  # units of keys may be longer than the head
-                        simd.write_f32(q + i * stride + at, np.float32(0))
-                    if rotates_k:
-                        cells.rotate(q + i * stride, a.head_dim, a.head_dim)
-                    for at in range(0, out_stride, 4 * PAGE):
-                        simd.store(out + i * out_stride + at, zero)
-                    row_max[i], row_sum[i] = np.float32(_LOWEST), np.float32(0)
-                    if a.sinks:
-                        row_max[i], row_sum[i] = simd.read_f32(a.sinks + 4 * head), np.float32(1)
-
-                key_part, value_part = key_bytes(a.head_dim), value_bytes(a.value_dim)
-                n_seen = min(end, cell + last_row - first_row + max(a.n_after, rows[last_row - 1].n_ahead))
-                nearest = first_cell
-                if a.firsts:
-                    nearest = max(nearest, simd.read_i64(a.firsts + first_row * a.firsts_stride))
-                first_page = first_seen(cell, a.window, a.chunk, nearest) // PAGE
-                for start in range(first_page * PAGE // TILE * TILE, n_seen, TILE):
-                    begin = max(0, first_page - start // PAGE)
-                    n_pages = min(_PAGES, -(-(n_seen - start) // PAGE))
-                    for page in range(begin, n_pages):
-                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page))
-                        if not values_in_keys:
-                            _prefetch(page_ptr + values, value_part)
-                        page_ptr += keys
-                        at = scores + 4 * PAGE * page
-                        if n > 6:
-                            _scores(k_type, 8, q, stride, page_ptr, a.head_dim, at)
-                        elif n > 4:
-                            _scores(k_type, 6, q, stride, page_ptr, a.head_dim, at)
-                        elif n > 3:
-                            _scores(k_type, 4, q, stride, page_ptr, a.head_dim, at)
-                        elif n > 2:
-                            _scores(k_type, 3, q, stride, page_ptr, a.head_dim, at)
-                        elif n > 1:
-                            _scores(k_type, 2, q, stride, page_ptr, a.head_dim, at)
-                        else:
-                            _scores(k_type, 1, q, stride, page_ptr, a.head_dim, at)
-
-                    for i in range(n):
-                        own = cell + i // heads
-                        n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
-                        seen = min(end, own + 1 + n_after) - start
-                        nearest = first_cell
-                        if a.firsts:
-                            nearest = max(nearest, simd.read_i64(a.firsts + (first_row + i // heads) * a.firsts_stride))
-                        unseen = first_seen(own, a.window, a.chunk, nearest) - start
-                        head, slope = head_kv * a.group + first_head + i % heads, np.float32(0)
-                        if a.slopes:
-                            slope = simd.read_f32(a.slopes + 4 * head)
-                        largest = lowest
-                        for page in range(begin, n_pages):
-                            at = scores + 4 * (i * TILE + page * PAGE)
-                            score = simd.load(at)
-                            if a.softcap > 0:
-                                score = _capped(score, a.softcap)
-                            if a.slopes:
-                                offset = simd.splat(np.float32(start + page * PAGE - own))
-                                distance = simd.absolute(simd.add(simd.lane_numbers(), offset))
-                                score = simd.sub(score, simd.mul(distance, simd.splat(slope)))
-                            if a.bias:
-                                distant = max(start + page * PAGE - own, -(a.max_distance + PAGE))
-                                place = (2 * head + 1) * (a.max_distance + PAGE) + min(distant, a.max_distance)
-                                score = simd.add(score, simd.load(a.bias + 4 * place))
-                            score = simd.first_lanes(score, seen - page * PAGE, lowest)
-                            if unseen > page * PAGE:
-                                score = simd.first_lanes(lowest, unseen - page * PAGE, score)
-                            simd.store(at, score)
-                            largest = simd.maximum(score, largest)
-                        new_max = max(row_max[i], simd.max_f32(largest))
-                        total, highest = zero, simd.splat(new_max)
-                        for page in range(begin, n_pages):
-                            at = scores + 4 * (i * TILE + page * PAGE)
-                            p = simd.exp(simd.sub(simd.load(at), highest))
-                            p = simd.first_lanes(p, seen - page * PAGE, zero)
-                            if unseen > page * PAGE:
-                                p = simd.first_lanes(zero, unseen - page * PAGE, p)
-                            simd.store(at, p)
-                            total = simd.add(total, p)
-                            if values_in_keys:
-                                _stored_weights(k_type, at)
-                        if new_max > row_max[i]:
-                            rescale = simd.exp(simd.splat(row_max[i] - new_max))
-                            for at in range(0, out_stride, 4 * PAGE):
-                                place = out + i * out_stride + at
-                                simd.store(place, simd.mul(simd.load(place), rescale))
-                            row_sum[i] *= simd.max_f32(rescale)
-                            row_max[i] = new_max
-                        row_sum[i] += simd.sum_f32(total)
-
-                    if values_in_keys:
-                        pages = table + 8 * (start // PAGE)
-                        for unit_of_dims in range(-(-n_dims // UNIT)):
-                            i = 0
-                            while i < n:
-                                p, sums = scores + 4 * TILE * i, out + i * out_stride
-                                if n - i > 1 and not rotates_k:
-                                    _accumulate_keys(
-                                        k_type, together, p, pages, keys, begin, n_pages, n_seen - start,
-                                        unit_of_dims, a.head_dim, sums, out_stride,
-                                    )  # fmt: skip
-                                    i += together
-                                else:
-                                    _accumulate_keys(
-                                        k_type, 1, p, pages, keys, begin, n_pages, n_seen - start, unit_of_dims,
-                                        a.head_dim, sums, out_stride,
-                                    )  # fmt: skip
-                                    i += 1
-                        continue
-                    for page in range(begin, n_pages):
-                        page_ptr = simd.read_i64(table + 8 * (start // PAGE + page)) + values
-                        if start + TILE + page * PAGE < n_seen:  # keys of the next tile
-                            _prefetch(simd.read_i64(table + 8 * (start // PAGE + page + _PAGES)) + keys, key_part)
-                        p = scores + 4 * PAGE * page
-                        n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
-                        for column in range(0, n_dims, PAGE):
-                            if n > 6:
-                                _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            elif n > 4:
-                                _accumulate_values(v_type, 6, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            elif n > 3:
-                                _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            elif n > 2:
-                                _accumulate_values(v_type, 3, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            elif n > 1:
-                                _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-                            else:
-                                _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, n_dims, out, out_stride)
-
-                for i in range(n):
-                    head = head_kv * a.group + first_head + i % heads
-                    target = (first_row + i // heads) * a.out_stride + 4 * head * a.value_dim
-                    inverse_sum = np.float32(1) / row_sum[i]
-                    if rotates_out:
-                        cells.rotate(out + i * out_stride, n_dims, out_dim)
-                    for d in range(a.value_dim):
-                        simd.write_f32(
-                            a.out + target + 4 * d, simd.read_f32(out + i * out_stride + 4 * d) * inverse_sum
-                        )
+        n_tokens, n_units = MAX_QUERY_ROWS // n_heads, a.n_head_kv * -(-a.group // n_heads)
+        stride, out_stride = _stride(a.head_dim), _stride(dims_of_sums(a.head_dim, a.value_dim))
+        state_bytes = MAX_QUERY_ROWS * (stride + 2 * out_stride + _ROW_ENDS)
+        most = (a.scratch_stride - _SCORE_BYTES) // state_bytes
+        n_rows = r.n_rows - r.first_row
+        # Tokens go through the cells together, as many as leave some units for each thread.
+        most_rows = n_tokens * max(1, min(most, -(-n_rows // n_tokens) * n_units // (4 * n_threads)))
+        is_split = a.partials != 0 and n_threads > 1 and n_rows * n_units < _SPLIT_UNITS * n_threads
+        work, room = np.int64(0), a.partial_bytes - 8 * _SPLIT_UNITS * n_threads
+        row = r.first_row
+        while row < r.n_rows:
+            end = _end_of_rows(rows, row, r.n_rows, most_rows)
+            first_tile, last_tile = _tiles_seen(args, run, row, end)
+            work += -(-(end - row) // n_tokens) * (last_tile - first_tile) * n_units
+            n_chunks = (last_tile - 1) // _CHUNK + 1 - first_tile // _CHUNK
+            room -= (end - row) * a.n_head_kv * a.group * n_chunks * (out_stride + _ROW_ENDS)
+            row = end
+        if room < 0:
+            is_split = False
+        # A thread takes the units that begin in its share of the work.
+        begin, stop = thread * work // n_threads, (thread + 1) * work // n_threads
+        scratch = a.scratch + thread * a.scratch_stride
+        partials = a.partials + 8 * _SPLIT_UNITS * n_threads
+        done, row = np.int64(0), r.first_row
+        while row < r.n_rows:
+            end = _end_of_rows(rows, row, r.n_rows, most_rows)
+            n_blocks = -(-(end - row) // n_tokens)
+            first_tile, last_tile = _tiles_seen(args, run, row, end)
+            n_chunks = (last_tile - 1) // _CHUNK + 1 - first_tile // _CHUNK
+            if not is_split:
+                n_chunks = 1
+            next_tile = first_tile
+            for chunk in range(n_chunks):
+                tile = next_tile
+                next_tile = min(last_tile, (tile // _CHUNK + 1) * _CHUNK) if is_split else last_tile
+                each = n_blocks * (next_tile - tile)
+                first_unit = min(n_units, max(0, -(-(begin - done) // each)))
+                last_unit = min(n_units, max(0, -(-(stop - done) // each)))
+                done += each * n_units
+                n_together = max(1, most // n_blocks)
+                while first_unit < last_unit:
+                    last = min(first_unit + n_together, last_unit)
+                    add_tiles(
+                        args, run, scratch, row, end, first_unit, last, tile, next_tile,
+                        a.partials + 8 * (row - r.first_row) * n_units,
+                        partials if is_split else 0, chunk, n_chunks,
+                    )  # fmt: skip
+                    first_unit = last
+            if is_split:
+                partials += (end - row) * a.n_head_kv * a.group * n_chunks * (out_stride + _ROW_ENDS)
+            row = end
 
     return Kernel(attention, f"_latent_{kv_type.k}" if values_in_keys else f"_{kv_type}")

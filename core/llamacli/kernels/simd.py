@@ -159,10 +159,22 @@ def prefetch(b: ir.Builder, address: ir.Value) -> None:
     ir.prefetch(b, address, 1, level=2)
 
 
+@ir.expose(i64, i64, i64)
+def atomic_add(b: ir.Builder, address: ir.Value, value: ir.Value) -> ir.Value:
+    """Add to an int64 that threads share; what it was."""
+    return b.atomic_rmw("add", b.inttoptr(address, ir.I64.as_pointer()), value, "seq_cst")
+
+
 @ir.expose(i64, i64)
 def read_i64(b: ir.Builder, address: ir.Value) -> ir.Value:
     """Load an int64."""
     return ir.load(b, address, ir.I64)
+
+
+@ir.expose(void, i64, i64)
+def write_i64(b: ir.Builder, address: ir.Value, value: ir.Value) -> None:
+    """Store an int64."""
+    ir.store(b, address, value)
 
 
 @ir.expose(types.voidptr, i64)

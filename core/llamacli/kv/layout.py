@@ -57,11 +57,22 @@ class RecurrentSpec:
 
 
 @attrs.frozen
+class Held:
+    """Numbers of the layers and recurrent states of a pipeline stage.
+
+    They are those of the whole model.
+    """
+
+    layers: frozenset[int]
+    states: frozenset[int]
+
+
+@attrs.frozen
 class Place:
     """Location of one layer's cells: group and byte offsets in a page.
 
     At each offset the parts of all heads follow one another, `key_bytes` or `value_bytes` each; see
-    `kernels.kv_types.types`. Values that are parts of keys take no bytes.
+    `kernels.kv_types.types`. Values that are parts of keys take no bytes, nor do layers of other pipeline stages.
     """
 
     group: int
@@ -102,6 +113,8 @@ class KVLayout:
     - `groups`: the groups of layers; that of the recurrent states is the last, if there are any.
     - `places`: where the cells of each layer lie.
     - `recurrent`, `offsets`: the recurrent states, and at which byte of a page of their group each lies.
+    - `held`: what a pipeline stage has of them, None for all. Other layers and states have places of no bytes, so that
+      all stages have the same groups and page tables.
     - `has_windows`: true if a layer has a sliding window or chunks.
     """
 
@@ -111,6 +124,7 @@ class KVLayout:
     places: tuple[Place, ...]
     recurrent: tuple[RecurrentSpec, ...] = ()
     offsets: tuple[int, ...] = ()
+    held: Held | None = None
     has_windows: bool = attrs.field(init=False)
 
     @has_windows.default
@@ -123,13 +137,17 @@ class KVLayout:
         specs: Sequence[KVSpec],
         kv_type: KVType | str | tuple[str, str],
         recurrent: Sequence[RecurrentSpec] = (),
+        held: Held | None = None,
     ) -> KVLayout:
         """Compute the layout. Raises InvalidRequestError for an unknown type."""
         kv_type = KVType.of(kv_type)
         ranges = list(dict.fromkeys((spec.window, spec.chunk) for spec in specs))
         filled = [0] * len(ranges)
         places = []
-        for spec in specs:
+        for i, spec in enumerate(specs):
+            if held is not None and i not in held.layers:
+                places.append(Place(ranges.index((spec.window, spec.chunk)), 0, 0, 0, 0))
+                continue
             group = ranges.index((spec.window, spec.chunk))
             key_bytes = KV_TYPES[kv_type.k].part_bytes(spec.head_dim)
             value_bytes = 0 if spec.values_in_keys else KV_TYPES[kv_type.v].part_bytes(spec.value_dim)
@@ -137,11 +155,12 @@ class KVLayout:
             places.append(Place(group, start, start + spec.n_head_kv * key_bytes, key_bytes, value_bytes))
             filled[group] += spec.n_head_kv * (key_bytes + value_bytes)
         groups = [Group(*seen, n_bytes) for seen, n_bytes in zip(ranges, filled, strict=True)]
-        ends = list(itertools.accumulate(-(-spec.n_bytes // _ALIGNMENT) * _ALIGNMENT for spec in recurrent))
+        sizes = [spec.n_bytes if held is None or i in held.states else 0 for i, spec in enumerate(recurrent)]
+        ends = list(itertools.accumulate(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for n_bytes in sizes))
         if recurrent:
             groups.append(Group(None, None, ends[-1], recurrent=True))
         offsets = (0, *ends[:-1]) if recurrent else ()
-        return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets)
+        return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets, held)
 
     @property
     def recurrent_bytes(self) -> int:

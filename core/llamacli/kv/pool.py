@@ -40,6 +40,13 @@ read a whole vector at the end of a row, past the end of the page."""
 Table = npt.NDArray[np.int64]
 """Page table: the address of each page, 0 for an empty slot."""
 
+ALLOCATED, COPIED, FREED, CELLS = range(4)
+"""What happened to a page, see `PageLog`: CELLS of it were copied from another one."""
+
+PageLog = deque[tuple[int, int, int, int, int]]
+"""Changes of pages in order: what happened, the group, the page, the one that was copied, and which of its cells: the
+first one, their number << 8, and 1 << 16 if both have the same prefix."""
+
 
 @attrs.define(eq=False)
 class _Slab:
@@ -69,11 +76,16 @@ class Pages:
     empty. Allocated pages are zeroed. The owners of a page are the table slots that hold it. `expect_room` is called
     with the bytes of a page before it is allocated, and raises OutOfMemoryError if a limit forbids that. Methods may be
     called from any thread and are interrupt-safe (see the module). `ref_counts`: the number of owners of each page in
-    use.
+    use. `log`, if given, gets each change; an interrupt may leave a page logged as allocated that is free.
     """
 
-    def __init__(self, page_bytes: int, expect_room: Callable[[int], None] = lambda n_bytes: None):
-        self.page_bytes, self._expect_room = page_bytes, expect_room
+    def __init__(
+        self,
+        page_bytes: int,
+        expect_room: Callable[[int], None] = lambda n_bytes: None,
+        log: Callable[[int, int, int], None] | None = None,
+    ):
+        self.page_bytes, self._expect_room, self._log = page_bytes, expect_room, log
         self._stride = -(-page_bytes // 4096) * 4096 + _PAGE_PADDING
         self._slab_pages = max(1, min(64, _SLAB_BYTES // self._stride))
         self._slabs: list[_Slab] = []  # sorted by address
@@ -104,6 +116,8 @@ class Pages:
             slab, page = self._find_free()
             if zeroed and slab.free:
                 ctypes.memset(page, 0, self.page_bytes)
+            if self._log is not None:
+                self._log(ALLOCATED, page, 0)
             self._assign(slab, page, table, i)
 
     def share(self, page: int, table: Table, i: int) -> None:
@@ -122,6 +136,8 @@ class Pages:
                     slab.fresh += 1
                     slab.free += [copy]
                 ctypes.memmove(copy, page, self.page_bytes)
+                if self._log is not None:
+                    self._log(COPIED, copy, page)
                 self._assign(slab, copy, table, i)
 
     def release(self, table: Table, i: int) -> None:
@@ -139,6 +155,8 @@ class Pages:
                 slab.free.append(page)
                 if not slab.n_used:
                     del self._slabs[at]
+                if self._log is not None:
+                    self._log(FREED, page, 0)
 
     def _find_free(self) -> tuple[_Slab, int]:
         self._expect_room(self.page_bytes)
@@ -196,21 +214,31 @@ class KVPool:
     - `abandoned`: page tables of garbage-collected sequences, and their extents. Finalizers can run at any point, so
       they only queue the tables here; `collect` releases the pages.
     - `max_bytes`: limit of the bytes of pages in use, None for the system's memory; may be set.
+    - `log`: with `logs`, all changes of pages, for the other pipeline stages to follow; they take them out of it.
     """
 
-    def __init__(self, layout: KVLayout, identity: str = ""):
+    def __init__(self, layout: KVLayout, identity: str = "", *, logs: bool = False):
         self.layout, self.identity = layout, identity
         self.lock = fork_safe(threading.RLock())
         self.abandoned: deque[tuple[list[Table], list[int]]] = deque()
         self.max_bytes: int | None = None
         expect_room = functools.partial(_expect_room, weakref.ref(self))
-        self.groups = [Pages(group.page_bytes, expect_room) for group in layout.groups]
+        self.log: PageLog | None = PageLog() if logs else None
+        self.groups = [
+            Pages(group.page_bytes, expect_room, None if self.log is None else functools.partial(_append, self.log, g))
+            for g, group in enumerate(layout.groups)
+        ]
 
     def release(self, tables: Sequence[Table], extent: int) -> None:
         """Release the pages in the first `extent` slots of page tables."""
         for pages, table in zip(self.groups, tables, strict=True):
             for i in np.flatnonzero(table[:extent]):
                 pages.release(table, int(i))
+
+    def log_cells(self, group: int, page: int, source: int, lane: int, n: int, *, same_prefix: bool) -> None:
+        """Log that cells of a page are copied from another, see `llamacli.kv.sequence.copy_cells`."""
+        if self.log is not None:
+            self.log.append((CELLS, group, page, source, lane | n << 8 | same_prefix << 16))
 
     def collect(self) -> None:
         """Release the pages of garbage-collected sequences."""
@@ -237,6 +265,10 @@ class KVPool:
     def free_bytes(self) -> int | None:
         """Bytes that pages may still take, None without a limit."""
         return None if self.max_bytes is None else max(0, self.max_bytes - self.n_used_bytes)
+
+
+def _append(log: PageLog, group: int, change: int, page: int, source: int) -> None:
+    log.append((change, group, page, source, 0))
 
 
 def _expect_room(pool: weakref.ref[KVPool], n_bytes: int) -> None:

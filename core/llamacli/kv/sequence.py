@@ -13,6 +13,7 @@ from llamacli.inputs import is_in_span, is_positioned
 from llamacli.kernels.kv_types.rounding import Bytes, Floats
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, FloatType, IntegerType, KVType
 from llamacli.kernels.layout import KEPT, RECURRENT_SLOTS, SOURCE, STATE, TARGET
+from llamacli.kv.layout import KVLayout
 from llamacli.kv.pool import KVPool, Table
 from llamacli.kv.recurrent import RecurrentTable, new_table
 from llamacli.util.locking import locked
@@ -327,9 +328,11 @@ class KVSequence:
         n_partial = min(first * PAGE, stop) - start
         if n_partial:  # the rest of a page that this sequence has begun
             self.reserve(start, n_partial)
-            for layer, place in enumerate(self.pool.layout.places):
-                if source.tables[place.group][start // PAGE]:
-                    self._copy_cells(source, layer, start, n_partial, same_prefix=same_prefix)
+            for g in range(len(self._cells)):
+                page, other = (int(sequence.tables[g][start // PAGE]) for sequence in (self, source))
+                if other:
+                    self.pool.log_cells(g, page, other, start % PAGE, n_partial, same_prefix=same_prefix)
+                    copy_cells(self.pool.layout, g, page, other, start % PAGE, n_partial, same_prefix=same_prefix)
         self._share(source, first, -(-stop // PAGE))
         stale = self.first_stale_cell
         if stale is None:
@@ -372,6 +375,10 @@ class KVSequence:
             raise InvalidRequestError(
                 f"cannot remove positions {start} to {stop}: recurrent states cannot lose tokens before the last"
             )
+        if self.pool.layout.held is not None:
+            raise InvalidRequestError(
+                f"cannot remove positions {start} to {stop}: keys of other pipeline stages cannot be shifted"
+            )
         _expect_movable(self.tokens, f"cannot remove positions {start} to {stop}")
         left = n - (stop - start)
         first_cells = [
@@ -399,6 +406,10 @@ class KVSequence:
             for i in range(start // PAGE, first // PAGE):
                 self._release_page(g, i)
         self.evict(left)
+
+    def place_states(self, n_behind: int) -> None:
+        """Set `n_behind` of a sequence whose tables another stage filled."""
+        self._rows_behind[:] = n_behind
 
     def read_cell(self, layer: int, cell: int) -> tuple[Floats, Floats]:
         """Read a cell's key and value, float32 [n_head_kv, head_dim or value_dim]."""
@@ -522,36 +533,10 @@ class KVSequence:
 
     def _parts(self, layer: int, i: int) -> list[_Part]:
         """Stored keys of a layer in page i, and values stored apart."""
-        layout = self.pool.layout
-        place, spec = layout.places[layer], layout.specs[layer]
-        page = int(self.tables[place.group][i])
+        page = int(self.tables[self.pool.layout.places[layer].group][i])
         if not page:
             raise InvalidRequestError(f"page {i} of the sequence is not there: it was not reserved, or evicted")
-
-        def part(name: str, start: int, size: int, width: int, is_key: bool) -> _Part:
-            return _Part(
-                KV_TYPES[name], view(page + start, spec.n_head_kv * size).reshape(-1, size), width, is_key=is_key
-            )
-
-        keys = part(layout.kv_type.k, place.keys, place.key_bytes, spec.head_dim, True)
-        if spec.values_in_keys:
-            return [keys]
-        return [keys, part(layout.kv_type.v, place.values, place.value_bytes, spec.value_dim, False)]
-
-    def _copy_cells(self, source: KVSequence, layer: int, start: int, n: int, *, same_prefix: bool) -> None:
-        """Copy n cells of a page.
-
-        The copy is bit for bit, but keys after another prefix are delta-coded again.
-        """
-        page, lane = divmod(start, PAGE)
-        lanes = slice(lane, lane + n)
-        for mine, theirs in zip(self._parts(layer, page), source._parts(layer, page), strict=True):
-            kind, is_key = mine.kind, mine.is_key
-            if same_prefix or not is_key:
-                kind.copy(mine.bytes, theirs.bytes, lanes, mine.width, is_key=is_key)
-            else:
-                x = kind.read(theirs.bytes, mine.width, is_key=is_key)[:, lanes]
-                kind.write(mine.bytes, lanes, x.swapaxes(0, 1), is_key=is_key)
+        return _parts_of(self.pool.layout, layer, page)
 
     def _share(self, source: KVSequence, first: int, stop: int) -> None:
         self.extend(stop)
@@ -570,6 +555,36 @@ class KVSequence:
     def _release_page(self, group: int, i: int) -> None:
         if self.tables[group][i]:
             self.pool.groups[group].release(self.tables[group], i)
+
+
+def _parts_of(layout: KVLayout, layer: int, page: int) -> list[_Part]:
+    place, spec = layout.places[layer], layout.specs[layer]
+
+    def part(name: str, start: int, size: int, width: int, is_key: bool) -> _Part:
+        return _Part(KV_TYPES[name], view(page + start, spec.n_head_kv * size).reshape(-1, size), width, is_key=is_key)
+
+    keys = part(layout.kv_type.k, place.keys, place.key_bytes, spec.head_dim, True)
+    if spec.values_in_keys:
+        return [keys]
+    return [keys, part(layout.kv_type.v, place.values, place.value_bytes, spec.value_dim, False)]
+
+
+def copy_cells(layout: KVLayout, group: int, page: int, source: int, lane: int, n: int, *, same_prefix: bool) -> None:
+    """Copy cells of one page to another, in a group's layers.
+
+    They are `lane` to `lane` + n - 1. The copy is bit for bit, but keys after another prefix are delta-coded again.
+    """
+    lanes = slice(lane, lane + n)
+    for layer, place in enumerate(layout.places):
+        if place.group != group or not place.key_bytes:
+            continue
+        for mine, theirs in zip(_parts_of(layout, layer, page), _parts_of(layout, layer, source), strict=True):
+            kind, is_key = mine.kind, mine.is_key
+            if same_prefix or not is_key:
+                kind.copy(mine.bytes, theirs.bytes, lanes, mine.width, is_key=is_key)
+            else:
+                x = kind.read(theirs.bytes, mine.width, is_key=is_key)[:, lanes]
+                kind.write(mine.bytes, lanes, x.swapaxes(0, 1), is_key=is_key)
 
 
 def _expect_movable(keys: Sequence[int], failure: str) -> None:

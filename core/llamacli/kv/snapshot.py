@@ -209,6 +209,8 @@ def _chunks(sequences: Mapping[int, KVSequence], arrays: Arrays, extra: dict[str
     if len(pools) != 1:
         raise StateError("a state needs at least one sequence, and all of one model and cache type")
     pool = next(iter(pools.values()))
+    if pool.layout.held is not None:
+        raise StateError("the KV cache of a model on several machines cannot be saved")
     with pool.lock:  # only while the pages are shared: the consumer of the chunks may be slow
         shared = {number: sequence.fork() for number, sequence in sequences.items()}
     try:
@@ -258,6 +260,8 @@ def _signed(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview
 
 def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
     mine = _describe(pool)
+    if pool.layout.held is not None:
+        raise StateError("the KV cache of a model on several machines cannot be restored")
     if header["identity"] != mine["identity"]:
         raise StateError("the state is of another model, or of this one in another mode")
     if (header["k"], header["v"]) != (mine["k"], mine["v"]):

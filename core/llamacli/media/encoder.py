@@ -11,7 +11,7 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ Rows = npt.NDArray[np.float32]
 
 KEPT_BYTES = 256 << 20
 """Size limit of the rows of embeddings that an encoder keeps, in bytes."""
+
+LAYOUT_BYTES = 64 << 20
+"""Size limit of the tiles of files that an encoder keeps, in bytes."""
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
@@ -133,7 +136,8 @@ class LoadedEncoder:
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
-        self._lock = fork_safe(threading.RLock())
+        self._file_layouts: OrderedDict[bytes, list[str | Tile]] = OrderedDict()
+        self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, picture: Picture) -> list[str | Tile]:
         """Text and tiles of a picture, in order; nothing is encoded."""
@@ -141,6 +145,22 @@ class LoadedEncoder:
             if picture not in self._layouts:
                 self._layouts[picture] = self._layout(picture)
             return self._layouts[picture]
+
+    def layout_of_file(self, source: bytes) -> list[str | Tile]:
+        """Text and tiles of the picture in a file's bytes.
+
+        Those of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
+        """
+        key = hashlib.blake2b(source, digest_size=32).digest()
+        with self._lock:
+            found = self._file_layouts.pop(key, None)
+        if found is None:
+            found = self._layout(Picture.of(source))
+        with self._lock:
+            self._file_layouts[key] = found
+            while len(self._file_layouts) > 1 and sum(map(_n_bytes, self._file_layouts.values())) > LAYOUT_BYTES:
+                self._file_layouts.popitem(last=False)
+        return found
 
     def _layout(self, picture: Picture) -> list[str | Tile]:
         c = self.config
@@ -173,16 +193,33 @@ class LoadedEncoder:
 
         Those of tiles encoded before are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
         """
+        pieces = self.encode_in_pieces(tile)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                rows: Rows = end.value
+                return rows
+
+    def encode_in_pieces(self, tile: Tile) -> Generator[None, None, Rows]:
+        """Encode a tile in short pieces, after each of which it yields.
+
+        The rows are the generator's return value, those of `encode`. Another thread that encodes waits until it has
+        ended or is closed.
+        """
+        with self._running:
+            rows = self._kept.get(tile.key)
+            if rows is None:
+                rows = yield from self._encoded(tile)
         with self._lock:
-            rows = self._kept.pop(tile.key, None)
-            rows = self._encoded(tile) if rows is None else rows
             self._kept[tile.key] = rows
+            self._kept.move_to_end(tile.key)
             while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
-            return rows
+        return rows
 
-    def _encoded(self, tile: Tile) -> Rows:
-        c = self.config
+    def _encoded(self, tile: Tile) -> Generator[None, None, Rows]:
+        c, program = self.config, self.program
         assert tile.pixels is not None
         patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
         n, columns = len(patches), tile.pixels.shape[1] // c.patch_size
@@ -198,8 +235,15 @@ class LoadedEncoder:
         inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
-            with np.errstate(all="ignore"):
-                rows = self.program.forward(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+            while True:
+                try:
+                    with np.errstate(all="ignore"):
+                        next(pieces)
+                except StopIteration as end:
+                    rows: Rows = end.value
+                    break
+                yield
         rows = np.ascontiguousarray(rows[np.argsort(order)])
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
@@ -218,6 +262,7 @@ class LoadedEncoder:
         with self._lock:
             self._program = None
             self._kept.clear()
+            self._file_layouts.clear()
 
     def __repr__(self) -> str:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
@@ -286,6 +331,10 @@ class _Matrices:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _n_bytes(layout: Sequence[str | Tile]) -> int:
+    return sum(part.pixels.nbytes for part in layout if isinstance(part, Tile) and part.pixels is not None)
 
 
 def _row_keys(key: bytes, n: int) -> list[int]:

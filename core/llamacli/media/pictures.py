@@ -5,6 +5,8 @@ Needs Pillow. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import io
 import logging
@@ -150,6 +152,23 @@ def digest(pixels: Pixels) -> bytes:
     return hashlib.blake2b(
         repr(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes(), digest_size=32
     ).digest()
+
+
+def data_of_uri(uri: str) -> bytes:
+    """Bytes of a data URI in base64.
+
+    Raises MediaError for anything else, and for more than `MAX_BYTES`.
+    """
+    head, comma, text = uri[:256].partition(",")
+    if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+        raise MediaError(f"it is not a data URI such as data:image/png;base64,...: {uri[:32]!a}")
+    text = uri[len(head) + 1 :]
+    if len(text) > MAX_BYTES * 4 // 3 + 4:
+        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {MAX_BYTES} of a picture")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"its data URI is not base64: {error}") from None
 
 
 def _pillow() -> ModuleType | Any:

@@ -22,6 +22,7 @@ from llamacli.ops.lowering import NO_LIMIT, HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.store import KeyValues, cache_slot, head_scratch, store
 from llamacli.ops.values import Array, Param, Tensor, Value
+from llamacli.util.memory import anonymous
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
@@ -136,7 +137,7 @@ class Attention(Op):
 
     def lower(self, to: Lowering) -> None:
         """See Op."""
-        from llamacli.kernels.attention import ATTENTION, attention, latent_attention
+        from llamacli.kernels.attention import ATTENTION, attention, latent_attention, partial_bytes
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
         sinks = to.vector(self.sinks) if self.sinks else None
@@ -152,13 +153,16 @@ class Attention(Op):
             edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
             table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
             bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
+        scratch = head_scratch(to, state)
+        n_bytes = partial_bytes(state.head_dim if state.values_in_keys else state.value_dim, len(scratch))
+        partials = to.shared(("sums of chunks", n_bytes), lambda: anonymous(n_bytes))
         to.step(
             latent_attention if state.values_in_keys else attention, ATTENTION, reads=[cache_slot(self.layer)],
             q=q, out=out, group=n_head // state.n_head_kv, n_head_kv=state.n_head_kv, head_dim=self.head_dim,
             value_dim=state.value_dim, layer=self.layer, sinks=sinks, slopes=slopes, window=n_before + 1,
             chunk=state.chunk or NO_LIMIT, n_after=n_after, scale=self.scale, softcap=self.softcap, bias=bias,
-            max_distance=self.max_distance, cross=self.cross, firsts=firsts, scratch=head_scratch(to, state),
-            work_seen=float(q.width + out.width),
+            max_distance=self.max_distance, cross=self.cross, firsts=firsts, scratch=scratch, partials=partials,
+            partial_bytes=n_bytes, work_seen=float(q.width + out.width),
         )  # fmt: skip
 
     @classmethod

@@ -48,7 +48,7 @@ class Deepstack(Op):
 
 
 def deepstack(g: Recorder, x: Value, part: int) -> Value:
-    """Add a part of given rows of embeddings (DeepStack, Meng et al. 2024).
+    """Add a part of rows of embeddings (DeepStack, Meng et al. 2024).
 
     Where a model has this verb, the rows of embeddings that inputs give are several times as wide as x: the first part
     is the result of `embed`, and each layer adds one of the others, such as features of a picture. Tokens that are ids

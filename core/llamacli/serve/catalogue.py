@@ -12,7 +12,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -29,6 +29,7 @@ _WORD = r"\w[\w.-]*"
 _NAME = re.compile(rf"(?:{_WORD}/){{0,3}}{_WORD}(?::{_WORD})?", re.ASCII)
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MAX_NAME = 200
+_LOOK_S = 0.2
 
 
 @attrs.frozen
@@ -56,6 +57,7 @@ class Catalogue:
             make_own_folder(part)
         self._lock = threading.RLock()
         self._busy: set[str] = set()
+        self._freed = threading.Condition(self._lock)
 
     @property
     def hub(self) -> Path:
@@ -131,18 +133,25 @@ class Catalogue:
             self.drop(files)
 
     @contextlib.contextmanager
-    def claimed(self, name: str) -> Iterator[None]:
-        """Keep others from changing a name meanwhile. Raises InvalidRequestError if another does."""
+    def claimed(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Keep others from changing a name meanwhile.
+
+        While another does, `waiting` is called until that has ended. Raises InvalidRequestError without it.
+        """
         checked_name(name)
-        with self._lock:
-            if name in self._busy:
-                raise InvalidRequestError(f"{name} is being changed by another request")
+        with self._freed:
+            while name in self._busy:
+                if waiting is None:
+                    raise InvalidRequestError(f"{name} is being changed by another request")
+                waiting()
+                self._freed.wait(_LOOK_S)
             self._busy.add(name)
         try:
             yield
         finally:
-            with self._lock:
+            with self._freed:
                 self._busy.discard(name)
+                self._freed.notify_all()
 
     # --- files
 

@@ -10,7 +10,7 @@ from llamacli.engine.adapters import checked_scale
 from llamacli.engine.batching import check_inputs
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import InvalidRequestError
-from llamacli.inputs import Contents, is_in_span, is_positioned
+from llamacli.inputs import Contents
 from llamacli.kv import N_BATCH
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import GenerationRequest, Ids, Request
@@ -58,15 +58,12 @@ def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_run
 def _check_contents(prompt: Ids, request: GenerationRequest, model: CompiledModel) -> None:
     """Check a prompt with content keys.
 
-    Positions and spans are refused, but for the span of an encoder's text: chunks of prompts would cut spans, and
-    tokens that are drawn follow by number.
+    Log-probabilities are of tokens, which embeddings are not.
     """
     contents = request.contents
     assert contents is not None
     wrong = next((key for key in prompt if key < 0 and key not in contents.cells), None)
     _expect(wrong is None, f"token {wrong!r}", "ids, and content keys of the request's contents")
-    if any(is_positioned(key) or (is_in_span(key) and not model.program.has_encoder) for key in prompt):
-        raise NotSupportedError("the server evaluates embeddings without positions and spans of their own")
     _expect(request.prompt_logprobs is None, "prompt_logprobs of embeddings", "prompts of token ids")
     check_inputs(model.program.graph, contents.slice(prompt))
 

@@ -62,6 +62,8 @@ class ServedDrafts(Drafts[SequenceState]):
             return
         if sequence.text is None and not self._source.reads_prompts:
             return
+        if generation.contents is not None and self._source.pool is not None and not self._source.reads_prompts:
+            return  # a draft model reads ids only
         n = self._source.max_tokens if generation.draft_max is None else generation.draft_max
         if not n:
             return

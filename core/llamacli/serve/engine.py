@@ -335,13 +335,14 @@ class LocalEngine:
         while True:
             with self._wake:
                 if self._commands.empty() and not self._is_busy() and not self._stopping:
-                    self._wake.wait(_IDLE)
+                    self._wake.wait(min(_IDLE, max(_POLL, (self.settings.idle_unload or _IDLE) / 4)))
                 if self._stopping:
                     break
             while not self._commands.empty():
                 self._commands.get()()
             self._unload_idle()
             busy = [one for one in self._loaded() if one.scheduler.busy]
+            busy = [one for one in busy if one.scheduler.has_clients] or busy
             if busy:
                 self._step(min(busy, key=lambda one: one.used), busy)
         while not self._commands.empty():

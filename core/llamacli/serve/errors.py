@@ -102,6 +102,30 @@ class UnknownModelError(ServeError):
     status, type, code = 404, "not_found_error", "model_not_found"
 
 
+class UnknownObjectError(ServeError):
+    """The server has stored no such response, conversation, file or batch."""
+
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ConflictError(ServeError):
+    """The stored object is not in a state for this."""
+
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class StoreError(ServeError):
+    """The store cannot be read or written."""
+
+    status, type, code = 500, "server_error", "store_failed"
+
+
+class StorageFullError(StoreError):
+    """The store has reached its limit, or its disk is full."""
+
+    status, type, code = 507, "server_error", "storage_full"
+
+
 class PromptTooLongError(ServeError):
     """The prompt does not fit into the context.
 
@@ -136,6 +160,12 @@ class LoadingError(ServeError):
     """The model is being loaded."""
 
     status, type, code = 503, "unavailable_error", "loading"
+
+
+class StageLostError(ServeError):
+    """A worker that computes layers of the model is lost or wrong."""
+
+    status, type, code = 503, "unavailable_error", "stage_lost"
 
 
 class ShuttingDownError(ServeError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from llamacli.errors import GrammarError
-from llamacli.serve.errors import BadRequestError, InternalError, ServeError
+from llamacli.errors import GrammarError, StageError
+from llamacli.serve.errors import BadRequestError, InternalError, ServeError, StageLostError
 from llamacli.serve.metrics import Counters
 from llamacli.serve.queue import FairQueue
-from llamacli.serve.requests import Admitted, Done, Event, Failed, PromptProgress, Timings
+from llamacli.serve.requests import Admitted, Done, Event, Failed, PromptProgress, Timings, TokenTimings
 from llamacli.serve.running import Running
 from llamacli.serve.sequences import RequestState, SequenceState
 from llamacli.serve.texts import ChoiceText
@@ -48,6 +48,7 @@ class Lifecycle:
         self._counters.observe("queue_seconds", queued)
         self._counters.observe("prompt_tokens", request.n_prompt)
         self.emit(request, Admitted(queued))
+        self._tell_progress(request, 0.0)
 
     def count_cached(self, sequence: SequenceState, n: int) -> None:
         """Count tokens of a prompt that came from the prefix cache."""
@@ -59,15 +60,18 @@ class Lifecycle:
     def count_evaluated(self, sequence: SequenceState, n: int) -> None:
         """Count evaluated tokens of a prompt or draft; report the prompt's."""
         sequence.request.n_drafted += sequence.n_drafted
+        self._counters.drafts += bool(sequence.n_drafted)
         self._counters.draft_tokens += sequence.n_drafted
         if sequence.text is not None or sequence.n_preempted:
             return
-        request, generation = sequence.request, sequence.request.generation
+        request = sequence.request
         request.n_processed += n
         self._counters.prompt_tokens += n
         self._counters.prefix_tokens["false"] += n
-        if generation is not None and generation.progress:
-            seconds = self._clock() - (request.admitted_at or 0.0)
+        self._tell_progress(request, self._clock() - (request.admitted_at or 0.0))
+
+    def _tell_progress(self, request: RequestState, seconds: float) -> None:
+        if request.generation is not None and request.generation.progress:
             self.emit(request, PromptProgress(request.n_prompt, request.n_cached, request.n_processed, seconds))
 
     def count_drawn(self, sequence: SequenceState, *, is_end: bool) -> None:
@@ -79,6 +83,12 @@ class Lifecycle:
         elif not sequence.request.n_generated:
             self._counters.observe("time_to_first_token_seconds", now - sequence.request.submitted_at)
         sequence.last_at = now
+
+    def emit_text(self, request: RequestState, events: Sequence[Event]) -> None:
+        """Add the events of a token, with the times where asked for."""
+        if events and request.generation is not None and request.generation.timed:
+            self.emit(request, TokenTimings(request.usage, self._timings(request, self._clock())))
+        self.emit(request, *events)
 
     def count_accepted(self, request: RequestState) -> None:
         """Count a drafted token that came."""
@@ -101,6 +111,7 @@ class Lifecycle:
         assert text.finished is not None
         self._counters.finished[text.finished.reason] += 1
         self._counters.observe("output_tokens", text.n_tokens)
+        self._counters.n_tokens_max = max(self._counters.n_tokens_max, len(sequence.prompt) + text.n_tokens)
         self.end_part(sequence.request)
 
     def end_part(self, request: RequestState) -> None:
@@ -108,16 +119,20 @@ class Lifecycle:
         request.n_open -= 1
         if request.n_open:
             return
-        now, admitted = self._clock(), request.admitted_at or request.submitted_at
-        prompted = now if request.prompted_at is None else request.prompted_at
-        timings = Timings(admitted - request.submitted_at, prompted - admitted, now - prompted, request.n_preempted)
-        self._counters.observe("decode_seconds", now - prompted)
+        now = self._clock()
+        timings = self._timings(request, now)
+        self._counters.observe("decode_seconds", timings.generate_s)
         self._counters.observe("e2e_seconds", now - request.submitted_at)
         if request.n_generated > 1:
-            per_token = (now - prompted) / (request.n_generated - 1)
+            per_token = timings.generate_s / (request.n_generated - 1)
             self._counters.observe("request_time_per_output_token_seconds", per_token)
         self.emit(request, Done(request.usage, timings))
         self._close(request)
+
+    def _timings(self, request: RequestState, now: float) -> Timings:
+        admitted = request.admitted_at or request.submitted_at
+        prompted = now if request.prompted_at is None else request.prompted_at
+        return Timings(admitted - request.submitted_at, prompted - admitted, now - prompted, request.n_preempted)
 
     def fail(self, request: RequestState, error: ServeError) -> None:
         """End a request with an error."""
@@ -135,6 +150,10 @@ class Lifecycle:
             self.fail(request, BadRequestError(str(error), None, "invalid_schema"))
             return
         name = request.message.id
+        if isinstance(error, StageError):
+            _log.error("request %s failed: %s", name, error)
+            self.fail(request, StageLostError(str(error)))
+            return
         _log.error("request %s failed", name, exc_info=error)
         self.fail(request, InternalError(f"the request {name} failed: the server's log says why"))
 
@@ -150,4 +169,5 @@ class Lifecycle:
         for sequence in [sequence for sequence in self._running if sequence.request is request]:
             self._running.leave(sequence, keep=keep)
         self._queue.remove_where(lambda sequence: sequence.request is request)
-        self._queue.closed(request.message.key)
+        if not request.message.background:
+            self._queue.closed(request.message.key)

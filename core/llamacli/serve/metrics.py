@@ -26,6 +26,7 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "e2e_seconds": SECONDS,
     "step_seconds": TOKEN_SECONDS,
     "step_rows": COUNTS[:10],
+    "step_sequences": COUNTS[:10],
     "prompt_tokens": COUNTS,
     "output_tokens": COUNTS,
 }
@@ -82,6 +83,8 @@ class SlotStats:
 class ModelStats:
     """Numbers of one loaded model, under the names of its metrics.
 
+    `n_tokens_max` is the length of the longest text, with its prompt.
+
     Counters by label: `prefix_tokens` by "hit" ("true" or "false"), `cancelled` by phase ("waiting", "prefill",
     "decode", "preempted"), `refused` by error code, `finished` by reason.
     """
@@ -94,6 +97,8 @@ class ModelStats:
     kv_pages_cached: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    n_tokens_max: int = 0
+    drafts: int = 0
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     preemptions: int = 0
@@ -122,7 +127,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.prompt_tokens = self.generation_tokens = self.preemptions = 0
-        self.draft_tokens = self.draft_tokens_accepted = 0
+        self.drafts = self.draft_tokens = self.draft_tokens_accepted = self.n_tokens_max = 0
         self.prefix_tokens: collections.Counter[str] = collections.Counter(true=0, false=0)
         self.cancelled: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()
@@ -138,6 +143,8 @@ class Counters:
         return ModelStats(
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
+            n_tokens_max=self.n_tokens_max,
+            drafts=self.drafts,
             draft_tokens=self.draft_tokens,
             draft_tokens_accepted=self.draft_tokens_accepted,
             preemptions=self.preemptions,

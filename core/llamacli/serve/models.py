@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from llamacli.conversion import FILE_TYPE_NAMES
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, LlamaCliError, ModelFormatError
 from llamacli.generation.drafters import MTP, DraftModel, MtpHead, PromptLookup
 from llamacli.loaders import open_model_file
+from llamacli.media.encoder import LoadedEncoder
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
@@ -29,6 +32,8 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.tools.embedding import Pooler, Pooling
 
 Load = Callable[..., Model]
+
+_log = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
@@ -130,9 +135,14 @@ def load(
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
     with contextlib.ExitStack() as opened:
-        given = {"load": settings.load_mode, "overrides": settings.overrides}
+        given: dict[str, Any] = {"load": settings.load_mode, "overrides": settings.overrides}
+        if source.mmproj is not None:
+            given["mmproj"] = source.mmproj
+        if settings.workers is not None:
+            given |= {"load": "auto", "engine": settings.workers.engine(settings.threads, settings.load_mode)}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
+        encoder = _encoder(model)
         draft = None
         if isinstance(source.draft, Path):
             draft = load(source.draft, settings.mode, threads=settings.threads)
@@ -144,10 +154,23 @@ def load(
             sampling=sampling,
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
+            encoder=None if encoder is None else model.media_encoder,
         )
         loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft)
         opened.pop_all()
         return loaded
+
+
+def _encoder(model: Model) -> LoadedEncoder | None:
+    """Encoder of pictures of a model, None without one.
+
+    A file beside the model that cannot be used is a warning, because nobody has named it.
+    """
+    try:
+        return model.find_media_encoder()
+    except (LlamaCliError, OSError) as error:
+        _log.warning("the model %r reads no pictures: %s", model.name, error)
+        return None
 
 
 def _draft_source(
@@ -205,6 +228,7 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
         ranks=scheduler.embeds and model.classifier is not None,
         normalized=model.classifier is not None and model.classifier.softmax,
         labels=tuple(config.labels),
+        sees=scheduler.sees,
     )
 
 

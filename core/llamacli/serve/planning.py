@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.generation.costs import MIN_CHUNK, StepCost, chunk_rows
+from llamacli.kv import N_BATCH
 from llamacli.kv.prefixes import n_common
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.drafts import ServedDrafts
 from llamacli.serve.lifecycle import Lifecycle
+from llamacli.serve.pictures import ServedPictures
 from llamacli.serve.running import Running
 from llamacli.serve.sampling_pool import SLOW_DRAW_S
 from llamacli.serve.sequences import SequenceState
@@ -22,6 +24,9 @@ LAST_CHUNK = 1.15
 OLDEST_EVERY = 4
 """Of so many chunks of prompts, one goes to the oldest."""
 
+BACKGROUND_SHARE = 0.13
+"""Share of the time of a step that background sequences may add to it."""
+
 _ROW_BYTES = 64 << 20
 """Bytes of logits of a chunk of a prompt whose log-probabilities are wanted."""
 _NEWEST = 0.1
@@ -34,6 +39,8 @@ class Planner:
     A step evaluates one token of every sequence that decodes and, in the time that is left, chunks of prompts.
 
     - `running`: sequences of the model. `n_steps`: steps so far that evaluated something.
+    - `waiting`: prompts for which a picture is encoded in this step, in turn; `picture_s`: seconds for that, 0 for no
+      limit.
     """
 
     def __init__(
@@ -45,12 +52,16 @@ class Planner:
         cost: StepCost,
         drafts: ServedDrafts,
         lifecycle: Lifecycle,
+        pictures: ServedPictures,
     ):
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
-        self._cost, self._drafts, self._lifecycle = cost, drafts, lifecycle
+        self._cost, self._drafts, self._lifecycle, self._pictures = cost, drafts, lifecycle, pictures
+        self.waiting: list[SequenceState] = []
+        self.picture_s = 0.0
         self._is_encoder, self._has_encoder = model.program.needs_whole_input, model.program.has_encoder
-        self._other_s = 0.0
+        self._other_s = self._credit_s = 0.0
         self._n_chunks = self.n_steps = 0
+        self._is_shared = False
 
     @property
     def capacity(self) -> int:
@@ -74,22 +85,37 @@ class Planner:
     def plan(self) -> list[tuple[SequenceState, int]]:
         """Sequences of the next step, and how many tokens of each.
 
-        There are free pages for these.
+        There are free pages for these. Where prompts wait for a picture, every second step encodes it instead of
+        evaluating prompts, if there are others.
         """
         plan: list[tuple[SequenceState, int]] = []
         need = 0
-        for sequence in [one for one in self.running.sequences if one.decodes and one.n_missing and not one.drawing]:
+        decoding = [one for one in self.running.sequences if one.decodes and one.n_missing and not one.drawing]
+        allowed = self._background_rows(sum(one.n_missing for one in decoding if not one.background))
+        for sequence in decoding:
             n = sequence.n_missing
+            if sequence.background and n > allowed:
+                continue
             more = sequence.cache.bytes_to_reserve(n) if sequence in self.running.sequences else 0
             if sequence in self.running.sequences and self.running.make_room(sequence, need + more):
                 plan.append((sequence, n))
                 need += more
+                allowed -= self._spend(sequence, n)
         n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
-        prompts = self._prompts_in_turn()
+        in_turn = self._prompts_in_turn()
+        self.waiting = [sequence for sequence in in_turn if sequence.n_missing and not self._pictures.room(sequence)]
+        prompts = [sequence for sequence in in_turn if sequence not in self.waiting]
+        if self.waiting and prompts and self.n_steps % 2:
+            prompts = []
+        elif prompts:
+            self.waiting = []
+        self.picture_s = max(1e-6, step_s - self._cost.seconds(n_decode)) if step_s else 0.0
         if plan and not prompts:
             sequences = [sequence for sequence, _ in plan if sequence in self.running.sequences]
             quick = [sequence for sequence in sequences if sequence.draw_s <= SLOW_DRAW_S]
+            if allowed < N_BATCH:
+                quick = [sequence for sequence in quick if not sequence.background]
             self._drafts.propose(quick, step_s, need)
             return [(sequence, sequence.n_missing + sequence.n_drafted) for sequence in sequences]
         n_adapted = len({bool(sequence.adapters) for sequence in [*(sequence for sequence, _ in plan), *prompts[:1]]})
@@ -101,21 +127,50 @@ class Planner:
         for sequence in prompts:
             if not room:
                 break
+            gives_way = sequence.background and allowed < N_BATCH
+            if gives_way and not allowed:
+                continue
             if sequence not in self.running.sequences or sequence.kind != prompts[0].kind:
                 continue
             if not sequence.wants_rows:
                 gained = self._memory.reuse(sequence.cache, sequence.context)
                 self._lifecycle.count_cached(sequence, gained)
             alone = self._has_encoder or (self._is_encoder and not plan)
-            if sequence is prompts[0] and (sequence.n_missing <= longest or alone):
+            if sequence is prompts[0] and not gives_way and (sequence.n_missing <= longest or alone):
                 room = max(room, sequence.n_missing)  # an encoder's input is evaluated whole, if need be alone
             most = MIN_CHUNK if n_decode and sequence.wants_rows and not sequence.embeds else room
-            n, more = self._chunk(sequence, min(room, most), need)
+            most = min(most, self._pictures.room(sequence), allowed if gives_way else most)
+            is_first = sequence is prompts[0] and not gives_way
+            n, more = self._chunk(sequence, min(room, most), need, is_first=is_first)
             if n:
+                allowed -= self._spend(sequence, n)
                 plan.append((sequence, n))
                 need, room = need + more, room - n
                 self._n_chunks += 1
         return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
+
+    def _background_rows(self, n_rows: int) -> int:
+        """Rows that background sequences may have beside n rows of others.
+
+        A step that would grow by more than its share saves the time for a later one. No limit while no other runs.
+        """
+        self._is_shared = any(not one.background for one in self.running.sequences)
+        if not self._is_shared:
+            return 2 * N_BATCH
+        per_row = self._cost.per_row
+        if per_row <= 0:
+            return 1
+        alone = self._cost.seconds(n_rows) if n_rows else self._settings.step_ms / 1000
+        share = BACKGROUND_SHARE * alone
+        self._credit_s = min(self._credit_s + share, max(share, per_row))
+        return min(N_BATCH - 1, int(self._credit_s / per_row + 1e-9))
+
+    def _spend(self, sequence: SequenceState, n: int) -> int:
+        """Count rows of a step; those of what background sequences may have."""
+        if not sequence.background or not self._is_shared:
+            return 0
+        self._credit_s -= n * max(0.0, self._cost.per_row)
+        return n
 
     def _prompts_in_turn(self) -> list[SequenceState]:
         """Sequences with prompts, or other tokens before their next draw, in turn.
@@ -132,15 +187,17 @@ class Planner:
             ]
         oldest = sequences[:1] if self._n_chunks % OLDEST_EVERY == OLDEST_EVERY - 1 else []
         return sorted(
-            sequences, key=lambda sequence: (sequence not in oldest, sequence.n_served // QUANTUM, sequence.order)
+            sequences,
+            key=lambda one: (one not in oldest, one.background, one.n_served // QUANTUM, one.order),
         )
 
-    def _chunk(self, sequence: SequenceState, room: int, reserved: int) -> tuple[int, int]:
+    def _chunk(self, sequence: SequenceState, room: int, reserved: int, *, is_first: bool) -> tuple[int, int]:
         """Tokens of a prompt's next chunk, and the bytes of its pages.
 
-        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory.
+        As many as fit into the `room` of the step and, beside the bytes `reserved`, into memory. Spans are not cut:
+        one that is longer than the room is evaluated whole if its prompt `is_first`.
         """
-        n = min(room, sequence.n_missing)
+        n = _without_cut(sequence, min(room, sequence.n_missing), is_first=is_first)
         is_whole = self._is_encoder or self._has_encoder
         if is_whole and n < sequence.n_missing:
             return 0, 0
@@ -150,8 +207,20 @@ class Planner:
             more = sequence.cache.bytes_to_reserve(n)
             if self.running.make_room(sequence, reserved + more):
                 return n, more
-            n = 0 if is_whole else n // 2
+            n = 0 if is_whole else _without_cut(sequence, n // 2, is_first=False)
         return 0, 0
+
+
+def _without_cut(sequence: SequenceState, n: int, *, is_first: bool) -> int:
+    """Number of tokens, about n, that cut no span."""
+    generation = sequence.request.generation
+    if generation is None or generation.contents is None:
+        return n
+    start = len(sequence.cache.tokens)
+    span = generation.contents.span_at(sequence.context, start + n)
+    if span is None:
+        return n
+    return span[0] - start if span[0] > start else span[1] - start if is_first else 0
 
 
 def _leads(other: SequenceState, sequence: SequenceState) -> bool:

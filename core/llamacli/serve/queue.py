@@ -26,6 +26,10 @@ class Entry(Protocol):
     def n_tokens(self) -> int:
         """Tokens of its prompt."""
 
+    @property
+    def background(self) -> bool:
+        """True if it gives way to others."""
+
 
 Item = TypeVar("Item", bound=Entry)
 
@@ -37,6 +41,8 @@ class FairQueue(Generic[Item]):
     request may have more tokens. At most `max_per_key` requests of a key are open, that is wait or run: `closed` tells
     that one has ended. `retry_after` gives the seconds after which a refused client should come again, `n_free` the
     requests that wait for the next step only, because there is a free slot for them.
+
+    Background entries come after all others, and count for no limit.
     """
 
     def __init__(
@@ -52,11 +58,12 @@ class FairQueue(Generic[Item]):
         self.max_requests, self.max_tokens, self.max_per_key = max_requests, max_tokens, max_per_key
         self._retry_after, self._n_free = retry_after, n_free
         self._keys: dict[str, collections.deque[Item]] = {}  # in the order of their turns
+        self._later: collections.deque[Item] = collections.deque()  # background entries
         self._open: collections.Counter[str] = collections.Counter()
         self.n_requests = self.n_tokens = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._keys.values()))
+        return sum(map(len, self._keys.values())) + len(self._later)
 
     @locked
     def put(self, items: list[Item]) -> None:
@@ -64,6 +71,9 @@ class FairQueue(Generic[Item]):
 
         Raises QueueFullError, changing nothing, if a limit would be exceeded.
         """
+        if items[0].background:
+            self._later.extend(items)
+            return
         n_requests, n_tokens = sum(item.n_requests for item in items), sum(item.n_tokens for item in items)
         key = items[0].key
         if self.max_per_key is not None and self._open[key] + n_requests > self.max_per_key:
@@ -88,11 +98,13 @@ class FairQueue(Generic[Item]):
     @locked
     def peek(self) -> Item | None:
         """Entry whose turn it is; None if the queue is empty."""
-        return next((items[0] for items in self._keys.values()), None)
+        return next((items[0] for items in (*self._keys.values(), *([self._later] if self._later else []))), None)
 
     @locked
     def take(self) -> Item:
         """Remove the entry whose turn it is; turn to the next key."""
+        if not self._keys:
+            return self._later.popleft()
         key = next(iter(self._keys))
         items = self._keys.pop(key)
         item = items.popleft()
@@ -106,6 +118,9 @@ class FairQueue(Generic[Item]):
         """Remove and return the entries for which `leaves` is true."""
         found = [item for items in self._keys.values() for item in items if leaves(item)]
         gone = {id(item) for item in found}
+        later = [item for item in self._later if leaves(item)]
+        for item in later:
+            self._later.remove(item)
         if found:
             for key, items in list(self._keys.items()):
                 left = collections.deque(item for item in items if id(item) not in gone)
@@ -115,7 +130,7 @@ class FairQueue(Generic[Item]):
                     del self._keys[key]
             for item in found:
                 self._forget(item)
-        return found
+        return found + later
 
     @locked
     def closed(self, key: str) -> None:
@@ -127,7 +142,7 @@ class FairQueue(Generic[Item]):
     @locked
     def entries(self) -> Iterator[Item]:
         """The entries that wait."""
-        return iter([item for items in self._keys.values() for item in items])
+        return iter([*(item for items in self._keys.values() for item in items), *self._later])
 
     def _forget(self, item: Item) -> None:
         self.n_requests -= item.n_requests

@@ -19,6 +19,7 @@ from llamacli.chat.logprobs import TokenLogprob as TokenLogprob
 from llamacli.chat.messages import ToolCall
 from llamacli.chat.syntax import Syntax
 from llamacli.inputs import Contents
+from llamacli.media.encoder import Tile
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.serve.errors import ServeError
 
@@ -68,6 +69,8 @@ class GenerationRequest:
     - `model`: name of the model.
     - `prompts`: token ids of each, at least one prompt of at least one token; negative numbers are content keys.
     - `contents`: what the content keys stand for (embeddings); None if all are ids.
+    - `tiles`: tiles of pictures by content key, each with the index of the row: the scheduler encodes those that are
+      in no cache, in the place of the rows in `contents`.
     - `params`: sampling parameters. Give those with a grammar as a chain that a pool's thread has built
       (`llamacli.sampling.build_chain`), because `Engine.submit` builds other ones at once. `n_probs` above 0 asks
       for the tokens in `TextDelta`.
@@ -84,17 +87,19 @@ class GenerationRequest:
       limit.
     - `reply`: format of a chat reply; None leaves the text whole.
     - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
-    - `progress`: send `PromptProgress`.
+    - `progress`: send `PromptProgress`. `timed`: send `TokenTimings`.
     - `key`: the API key, or what else separates clients: keys take turns.
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     - `slot`: number under which the text can be saved, restored and erased, None for none.
     - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
+    - `background`: it gives way to requests that are not, has no limits of the queue, and waits without one of time.
     """
 
     id: str
     model: str
     prompts: tuple[Ids, ...]
     contents: Contents | None = attrs.field(default=None, eq=False)
+    tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict, eq=False, repr=False)
     params: SamplingParams | SamplerChain = GREEDY
     seed: int = 0
     n: int = 1
@@ -109,10 +114,12 @@ class GenerationRequest:
     reply: ReplyFormat | None = None
     prompt_logprobs: int | None = None
     progress: bool = False
+    timed: bool = False
     key: str = ""
     adapters: AdapterScales = ()
     draft_max: int | None = None
     slot: int | None = None
+    background: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +137,7 @@ class EmbeddingRequest:
     adapters: AdapterScales = ()
     pooling: Pooling | None = None
     normalize: bool = True
+    background: bool = False
 
 
 Request = GenerationRequest | EmbeddingRequest
@@ -153,6 +161,7 @@ class PromptProgress:
     """Progress of the prompts of a request, in tokens.
 
     Of `total` tokens, `cached` came from the prefix cache and `processed` are done, cached ones too, after `seconds`.
+    The first comes before anything is evaluated.
     """
 
     total: int
@@ -261,6 +270,14 @@ class Timings:
 
 
 @attrs.frozen
+class TokenTimings:
+    """Numbers and times of a request so far, before a token's text."""
+
+    usage: Usage
+    timings: Timings
+
+
+@attrs.frozen
 class Done:
     """Last event of a request that has succeeded."""
 
@@ -278,6 +295,7 @@ class Failed:
 Event = (
     Admitted
     | PromptProgress
+    | TokenTimings
     | TextDelta
     | ArgumentsDelta
     | ToolCallDelta
@@ -348,7 +366,8 @@ class ModelSource:
     """Model file that the server offers under a name, and under aliases.
 
     `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
-    model's own multi-token-prediction head. `preset` are defaults of its requests.
+    model's own multi-token-prediction head. `mmproj` is the file of the encoder of pictures, None for the one beside
+    the model. `preset` are defaults of its requests.
     """
 
     name: str
@@ -356,6 +375,7 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     adapters: tuple[tuple[Path, float], ...] = ()
     draft: Path | Literal["mtp"] | None = None
+    mmproj: Path | None = None
     preset: Preset | None = None
 
 
@@ -373,6 +393,7 @@ class ModelInfo:
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.
     - `ranks`: true if it has a classifier head, whose classes are `labels`. `normalized`: its scores are probabilities.
+    - `sees`: true if it reads pictures.
     - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for those of the server alone.
     """
 
@@ -395,6 +416,7 @@ class ModelInfo:
     ranks: bool = False
     labels: tuple[str, ...] = ()
     normalized: bool = False
+    sees: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
     preset: Preset | None = None
 

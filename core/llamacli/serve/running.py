@@ -38,6 +38,32 @@ class Running:
         """Slots that are taken, by choices to come after running prompts too."""
         return sum(sequence.n_slots for sequence in self)
 
+    def slots_before(self, sequence: SequenceState) -> int:
+        """Slots of the sequences that do not give way to another."""
+        return sum(other.n_slots for other in self if sequence.background or not other.background)
+
+    def yield_slots(self, n: int, capacity: int) -> None:
+        """Preempt background sequences until there are n slots, or none is left."""
+        while sum(other.n_slots for other in self.sequences) + n > capacity and self._yield_one():
+            pass
+
+    def yield_pages(self, n_tokens: int) -> bool:
+        """Preempt background sequences until n tokens fit; False if they do not."""
+        while not self.fits(n_tokens):
+            if not self._yield_one():
+                return False
+        return True
+
+    def _yield_one(self) -> bool:
+        """Preempt the last background sequence, and keep its prefix."""
+        last = self.sequences[-1] if self.sequences else None
+        if last is None or not last.background:
+            return False
+        if not last.wants_rows:
+            self._memory.keep(last.cache)
+        self.preempt(last)
+        return True
+
     def fits(self, n_tokens: int) -> bool:
         """True if there are pages for a sequence of so many tokens.
 
@@ -76,9 +102,12 @@ class Running:
         self._counters.preemptions += 1
         bisect.insort(self.preempted, sequence, key=lambda one: one.order)
 
-    def resume(self) -> None:
-        """Start preempted sequences again, as memory allows."""
+    def resume(self, capacity: int, *, background: bool = True) -> None:
+        """Start preempted sequences again, as slots and memory allow."""
         while self.preempted and self.fits(len(self.preempted[0].context)):
+            n_slots = sum(other.n_slots for other in self.sequences) + self.preempted[0].n_slots
+            if self.preempted[0].background and (not background or (self.sequences and n_slots > capacity)):
+                return
             self.enter(self.preempted.pop(0))
 
     def make_room(self, sequence: SequenceState, n_bytes: int) -> bool:

@@ -23,19 +23,21 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import OutOfMemoryError
+from llamacli.errors import MediaError, OutOfMemoryError
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafting import hidden_taker
 from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH
+from llamacli.media.encoder import LoadedEncoder
 from llamacli.sampling import Candidates, SamplerChain, SamplerState, build_chain
 from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters, with_encoder_inputs
 from llamacli.serve.drafts import DraftSource, ServedDrafts
-from llamacli.serve.errors import BadRequestError, QueueTimeoutError, ServeError
+from llamacli.serve.errors import BadRequestError, NotSupportedError, QueueTimeoutError, ServeError
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
+from llamacli.serve.pictures import ServedPictures
 from llamacli.serve.planning import Planner
 from llamacli.serve.queue import FairQueue
 from llamacli.serve.requests import (
@@ -72,6 +74,7 @@ class Scheduler:
     - `pooling`: of embeddings; None refuses them. `sampling`: draws the tokens of a step.
     - `adapters`: LoRA adapters of the model; requests name them by their index.
     - `drafts`: maker of drafters for speculative decoding; None drafts nothing.
+    - `encoder`: encoder of pictures; None refuses requests that have any.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -85,6 +88,7 @@ class Scheduler:
         sampling: SamplingPool | None = None,
         adapters: Sequence[Adapter] = (),
         drafts: DraftSource | None = None,
+        encoder: Callable[[], LoadedEncoder] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
@@ -95,14 +99,18 @@ class Scheduler:
             settings.max_queue_tokens,
             settings.max_per_key,
             retry_after=self._retry_after,
-            n_free=lambda: max(0, self.capacity - self.running.n_slots),
+            n_free=lambda: max(0, self.capacity - sum(one.n_slots for one in self.running if not one.background)),
         )
         self.running, self.slots = Running(self.memory, self.counters), Slots(self.memory)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
         model.program_with(self._scaled({}))  # compiled now, not in a step
         self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, clock)
-        self._planner = Planner(model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle)
+        self.sees = encoder is not None
+        self.pictures = ServedPictures(encoder or _no_encoder, clock)
+        self._planner = Planner(
+            model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle, self.pictures
+        )
         self._ready: list[SequenceState] = []  # sequences to draw for in this step
         self._drawing: dict[Future[int | Exception], SequenceState] = {}  # slow draws, which run beside the steps
         self._evaluated_s = 0.0
@@ -117,6 +125,8 @@ class Scheduler:
         """
         n_ctx, most = self.memory.n_ctx, self.settings.max_running
         request = with_encoder_inputs(request, self.model)
+        if isinstance(request, GenerationRequest) and request.tiles and not self.sees:
+            raise NotSupportedError(f"the model {request.model!r} has no encoder of pictures")
         check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)
@@ -160,6 +170,12 @@ class Scheduler:
     def busy(self) -> bool:
         """True if a step would do something."""
         return bool(len(self.running) or len(self.queue))
+
+    @property
+    def has_clients(self) -> bool:
+        """True if a request waits or runs that gives way to none."""
+        first = self.queue.peek()
+        return (first is not None and not first.background) or any(not one.background for one in self.running)
 
     @property
     def n_running(self) -> int:
@@ -266,7 +282,19 @@ class Scheduler:
                     self._run(part, hidden=kind[0])
             self._draw_ready()
             self._planner.observe(self._clock() - now - self._evaluated_s)
+        self._encode_pictures(plans=bool(plan))
         return self._lifecycle.take_events()
+
+    def _encode_pictures(self, *, plans: bool) -> None:
+        """Encode a part of a picture, if it is its turn."""
+        waiting = [one for one in self._planner.waiting if one in self.running.sequences]
+        if waiting:
+            for sequence, error in self.pictures.encode(waiting, self._planner.picture_s):
+                if not sequence.request.closed:
+                    self._lifecycle.fail_unexpectedly(sequence.request, error)
+            if not plans:
+                self._planner.n_steps += 1
+        self.pictures.drop_unwanted(self.running)
 
     def fail(self, error: ServeError, *, waiting_only: bool = False) -> list[tuple[RequestState, Event]]:
         """End all requests with an error, or those that wait; the events."""
@@ -279,6 +307,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free the cache; the model stays open."""
+        self.pictures.close()
         self.running.close()
         self.memory.close()
 
@@ -291,7 +320,7 @@ class Scheduler:
         def leaves(prompt: SequenceState) -> bool:
             request = prompt.request
             waited = request.admitted_at is None and now - request.submitted_at > settings.queue_timeout
-            return request.cancelled or waited
+            return request.cancelled or (waited and not prompt.background)
 
         for prompt in self.queue.remove_where(leaves):
             if prompt.request.cancelled:
@@ -308,6 +337,8 @@ class Scheduler:
 
     def _is_late(self, sequence: SequenceState, now: float) -> bool:
         limit, generation = self.settings.request_timeout, sequence.request.generation
+        if sequence.background:
+            return False
         if generation is not None and generation.max_seconds is not None and sequence.text is not None:
             seconds = now - (sequence.request.prompted_at or now)
             if sequence.text.has_newline and seconds > generation.max_seconds:
@@ -328,14 +359,21 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Start preempted sequences, then waiting prompts, as memory allows."""
-        self.running.resume()
-        capacity = self.capacity
-        while not self.running.preempted and (sequence := self.queue.peek()) is not None:
-            if self.running.n_slots + sequence.n_choices > capacity:
+        capacity, first = self.capacity, self.queue.peek()
+        self.running.resume(capacity, background=first is None or first.background)
+        while (sequence := self.queue.peek()) is not None:
+            if any(sequence.background or not one.background for one in self.running.preempted):
+                return
+            if self.running.slots_before(sequence) + sequence.n_choices > capacity:
                 return
             sequence.begin(self.memory.new_sequence(key_of(sequence.adapters)))
             n_reused = 0 if sequence.wants_rows else self.memory.reuse(sequence.cache, sequence.context)
-            if not self.running.fits(sequence.n_missing):
+            if not sequence.background:
+                self.running.yield_slots(sequence.n_choices, capacity)
+                fits = self.running.yield_pages(sequence.n_missing)
+            else:
+                fits = self.running.fits(sequence.n_missing)
+            if not fits:
                 sequence.cache.close()
                 return
             self.queue.take()
@@ -357,6 +395,7 @@ class Scheduler:
         self.cost.observe(n_rows, seconds)
         self.counters.observe("step_seconds", seconds)
         self.counters.observe("step_rows", n_rows)
+        self.counters.observe("step_sequences", len(plan))
         for (sequence, n), rows in zip(plan, results, strict=True):
             if sequence.request.closed or sequence not in self.running.sequences:
                 continue  # another choice of the request has failed
@@ -378,8 +417,9 @@ class Scheduler:
             tokens += sequence.draft.tokens
             take_hidden = hidden_taker(sequence.draft.drafter)
         ids: list[int] | Inputs = tokens
-        if generation is not None and generation.contents is not None and start < len(sequence.prompt):
-            ids = generation.contents.slice(sequence.context, start, start + n)  # drafts follow whole prompts
+        contents = None if generation is None else generation.contents
+        if contents is not None and (start < len(sequence.prompt) or sequence.request.has_positions):
+            ids = contents.slice([*sequence.context, *tokens[len(tokens) - n_ahead :]], start, start + n)
         if sequence.wants_rows or n_ahead:
             n_last = n if sequence.wants_rows else 1 + n_ahead
         else:
@@ -500,7 +540,7 @@ class Scheduler:
             if isinstance(token, Exception):
                 raise token
             self._lifecycle.count_drawn(sequence, is_end=token in text.end_ids)
-            self._lifecycle.emit(request, *sequence.take(token))
+            self._lifecycle.emit_text(request, sequence.take(token))
             if text.finished is None:
                 return sequence.advance(token)
             sequence.settle()
@@ -525,3 +565,7 @@ class Scheduler:
         self._lifecycle.end_prompt(sequence.request)
         self.running.leave(sequence, keep=False)
         self._lifecycle.end_part(sequence.request)
+
+
+def _no_encoder() -> LoadedEncoder:
+    raise MediaError("the model has no encoder of pictures")

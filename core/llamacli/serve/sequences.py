@@ -12,6 +12,7 @@ from llamacli.engine.adapters import Adapters
 from llamacli.engine.batching import Logits
 from llamacli.generation.stream import TokenSequence
 from llamacli.kv import KVSequence
+from llamacli.media.encoder import Tile
 from llamacli.sampling import SamplerChain, SamplerState
 from llamacli.serve.requests import GenerationRequest, Ids, Request, TokenLogprob, Usage
 from llamacli.serve.texts import ChoiceText
@@ -29,6 +30,8 @@ class RequestState:
     - `n_open`: choices and vectors that have not ended.
     - `n_cached`, `n_processed`: prompt tokens that came from the prefix cache, and prompt tokens that are done.
     - `n_drafted`, `n_accepted`: tokens drafted, and drafted tokens that came.
+    - `missing_rows`: tiles of pictures that are not encoded, by content key, with the index of the row.
+    - `has_positions`: true if tokens of its prompts have positions of their own.
     - `cancelled`: set from any thread, seen at the next step.
     - `closed`: set when nothing of it is left.
     """
@@ -54,6 +57,18 @@ class RequestState:
     @generation.default
     def _find_generation(self) -> GenerationRequest | None:
         return self.message if isinstance(self.message, GenerationRequest) else None
+
+    missing_rows: dict[int, tuple[Tile, int]] = attrs.field(init=False)
+    has_positions: bool = attrs.field(init=False)
+
+    @missing_rows.default
+    def _find_missing_rows(self) -> dict[int, tuple[Tile, int]]:
+        return {} if self.generation is None else dict(self.generation.tiles)
+
+    @has_positions.default
+    def _find_positions(self) -> bool:
+        contents = None if self.generation is None else self.generation.contents
+        return contents is not None and contents.has_positions
 
     @property
     def n_generated(self) -> int:
@@ -172,14 +187,19 @@ class SequenceState(TokenSequence):
         return len(self.prompt)
 
     @property
+    def background(self) -> bool:
+        """See `llamacli.serve.queue.Entry`."""
+        return self.request.message.background
+
+    @property
     def n_slots(self) -> int:
         """Slots that it takes: one, or before the fork one a choice."""
         return self.n_choices if self.text is None else 1
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of age, the oldest first."""
-        return self.arrival, self.choice
+    def order(self) -> tuple[bool, int, int]:
+        """Sort key of age, the oldest first; background requests come last."""
+        return self.background, self.arrival, self.choice
 
     @property
     def n_missing(self) -> int:

@@ -11,6 +11,7 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafters import MAX_DRAFT, checked_max_tokens
 from llamacli.kv import N_BATCH
+from llamacli.stages.link import Workers
 from llamacli.tools.embedding import Pooling
 from llamacli.util.system import usable_cores
 
@@ -65,6 +66,7 @@ class EngineSettings:
     - `load_timeout`: seconds that a request waits for its model to be loaded.
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
     - `mode`, `threads`: as for `load_model`; `load_mode`: its `load`.
+    - `workers`: those that the layers of models are divided among, None for none.
     - `overrides`: keys of the models' metadata that are replaced.
     - `prompt_cache`: folder of prefixes on disk, and its limit in bytes; None for none.
     - `pooling`: pooling of embeddings that replaces that of the models' files.
@@ -92,6 +94,7 @@ class EngineSettings:
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
+    workers: Workers | None = None
     pooling: Pooling | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import attrs
 
-from llamacli.serve.requests import ArgumentsDelta, Done, Event, Failed, PromptProgress, TextDelta
+from llamacli.serve.requests import ArgumentsDelta, Done, Event, Failed, PromptProgress, TextDelta, TokenTimings
 
 
 class EventStream:
@@ -77,9 +77,9 @@ class EventStream:
 
     def _add(self, event: Event) -> None:
         """Append an event, or merge it with one of its kind."""
-        if isinstance(event, PromptProgress):
+        if isinstance(event, PromptProgress | TokenTimings):
             for i, other in enumerate(self._events):
-                if isinstance(other, PromptProgress):
+                if type(other) is type(event) and not _is_first(other):
                     self._events[i] = event
                     return
         if isinstance(event, TextDelta | ArgumentsDelta):
@@ -97,3 +97,8 @@ class EventStream:
                     return
                 break
         self._events.append(event)
+
+
+def _is_first(event: Event) -> bool:
+    """True for the progress of a prompt before anything is evaluated."""
+    return isinstance(event, PromptProgress) and event.processed == event.cached < event.total

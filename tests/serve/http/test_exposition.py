@@ -9,8 +9,10 @@ def stats() -> EngineStats:
     histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
     for value in (0.01, 0.2, 1000):
         histograms["decode_seconds"].observe(value)
+    for n in (2, 3):
+        histograms["step_sequences"].observe(n)
     one = ModelStats(
-        running=2, waiting=3, prompt_tokens=40, generation_tokens=50,
+        n_tokens_max=60, drafts=4, running=2, waiting=3, prompt_tokens=40, generation_tokens=50,
         prefix_tokens={"true": 6}, refused={"queue_full": 7},
         histograms={name: one.snapshot() for name, one in histograms.items()},
     )  # fmt: skip
@@ -48,7 +50,22 @@ def test_names_of_llama_server() -> None:
     found = samples(text)
     assert found["llamacpp:prompt_tokens_total", ()] == 40
     assert found["llamacpp:requests_deferred", ()] == 3
-    assert text.count(b"# TYPE llamacpp:") == 9
+    assert found["llamacpp:prompt_tokens_cached_total", ()] == 6
+    assert found["llamacpp:spec_decode_num_drafts_total", ()] == 4
+    assert found["llamacpp:n_busy_slots_per_decode", ()] == 2.5
+    assert text.count(b"# TYPE llamacpp:") == text.count(b"# HELP llamacpp:") == 15
+    assert b"# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max 60.0\n" in text
+
+
+def test_the_longest_text_of_several_models() -> None:
+    models = {str(n): ModelStats(n_tokens_max=n, generation_tokens=n) for n in (3, 5)}
+    text = exposition(EngineStats("ok", models), HttpMetrics(), llamacpp=True)
+    assert b"llamacpp:n_tokens_max 5.0\n" in text
+    assert b"llamacpp:tokens_predicted_total 8.0\n" in text
+
+
+def test_metrics_that_are_off(serve) -> None:
+    assert serve(metrics=False).send("/metrics").status == 501
 
 
 def test_requests_are_counted_by_endpoint_and_status(http) -> None:

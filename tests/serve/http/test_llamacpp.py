@@ -15,6 +15,7 @@ from llamacli.serve.requests import (
     TextDelta,
     Timings,
     TokenLogprob,
+    TokenTimings,
     Usage,
 )
 from llamacli.serve.requests import Embedding as Vector
@@ -50,9 +51,16 @@ def test_completion(http, fake) -> None:
     assert (settings["seed"], settings["n_predict"], settings["temperature"]) == (3, -1, 0.25)
     assert settings["logit_bias"] == [{"token": 5, "bias": None}]
     assert body["prompt"] == "<|begin|>Once"
-    assert body["timings"]["predicted_per_token_ms"] == 100
+    assert body["timings"]["predicted_per_token_ms"] == 200  # the first token is the prompt's
     assert "completion_probabilities" not in body
     assert post(http, return_tokens=True).json["tokens"] == [7, 9]
+
+
+def test_a_text_that_fills_the_context_is_truncated(http, fake) -> None:
+    for n_prompt, expected in ((1020, False), (1021, True)):
+        done = Done(Usage(n_prompt, 0, 3), Timings(0.0, 0.0, 0.0))
+        fake.script = lambda _, done=done: [Admitted(0.0), TextDelta(0, "x"), Finished(0, "length"), done]
+        assert post(http).json["truncated"] is expected
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -93,6 +101,24 @@ def test_stream(http, fake) -> None:
     assert len(deltas[0]["completion_probabilities"]) == 1
     assert (last["content"], last["stop"], last["has_new_line"], last["tokens"]) == ("", True, True, [])
     assert "completion_probabilities" not in last
+
+
+def test_times_of_each_token(http, fake) -> None:
+    times = [TokenTimings(Usage(4, 1, n), Timings(0.0, 0.5, 0.25 * (n - 1))) for n in (1, 2)]
+    pairs = zip(times, TOKENS, strict=True)
+    texts = [[one, TextDelta(0, token.piece.decode(), tokens=(token,))] for one, token in pairs]
+    progress = [PromptProgress(4, 1, 1, 0.0), PromptProgress(4, 1, 4, 0.5)]
+    fake.script = lambda request: [Admitted(0.0), *progress, *texts[0], *texts[1], *script(request)[3:]]
+    first, second, *deltas, last = post(http, stream=True, timings_per_token=True, return_progress=True).events
+    assert [one["prompt_progress"]["processed"] for one in (first, second)] == [1, 4]
+    assert [(one["timings"]["prompt_n"], one["timings"]["prompt_ms"]) for one in (first, second)] == [(0, 0), (3, 500)]
+    assert [(one["timings"]["predicted_n"], one["timings"]["predicted_per_second"]) for one in deltas] == [
+        (1, 0.0), (2, 4.0)
+    ]  # fmt: skip
+    assert last["timings"]["predicted_ms"] == 200
+    assert fake.requests[0].timed
+    post(http, timings_per_token=True)
+    assert not fake.requests[1].timed
 
 
 def test_fields_of_the_response(http) -> None:
@@ -140,6 +166,19 @@ class TestInfill:
         assert self.send(http).json["content"] == "one two three"
         tokenizer = fake._model.tokenizer
         assert fake.requests[0].prompts == (tuple(tokenizer.encode_infill("int x", ";")),)
+
+    def test_request_of_llama_vim(self, http, fake) -> None:
+        """Its fields of 2025, of which none is refused."""
+        body = {
+            "id_slot": 0, "input_extra": [{"text": "int y;", "time": 7, "filename": "a.h"}], "n_predict": 128,
+            "stop": ["\n"], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True,
+            "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+            "response_fields": ["content", "timings/prompt_n", "timings/predicted_per_second", "truncated"],
+        }  # fmt: skip
+        reply = self.send(http, **body)
+        assert reply.status == 200, reply.json
+        assert set(reply.json) == set(body["response_fields"])
+        assert (fake.requests[0].max_tokens, fake.requests[0].min_indent, fake.requests[0].slot) == (128, 4, 0)
 
     def test_other_files(self, http, fake, monkeypatch) -> None:
         tokenizer = fake._model.tokenizer

@@ -176,6 +176,23 @@ def test_adapters_are_set_by_an_array(http) -> None:
     assert (reply.status, reply.json["error"]["message"]) == (400, "the body is not a JSON array")
 
 
+def test_models_that_only_a_request_of_their_own_loads(serve, fake, monkeypatch) -> None:
+    """`--no-models-autoload`, and the properties of llama-server's router."""
+    http, (info,) = serve(autoload=False, models_max=3), fake.models()
+    asleep = tuple(attrs.evolve(info, name=name, loaded=False) for name in (info.name, "other"))
+    monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
+    props = http.send("/props").json
+    assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
+    assert (props["is_sleeping"], props["model_path"]) == (True, "demo.gguf")
+    reply = http.chat()
+    assert (reply.status, fake.n_pins) == (400, 0)
+    assert "POST /models/load" in reply.json["error"]["message"]
+    assert http.send("/models/load", {"model": info.name}).status == 200
+    monkeypatch.setattr(fake, "models", lambda: (info,), raising=False)
+    assert http.chat().status == 200
+    assert "role" not in http.send("/props").json
+
+
 def test_properties_of_a_model_keep_it_asleep(serve, fake, monkeypatch) -> None:
     http, infos = serve(), fake.models()
     awake = http.send("/props").json

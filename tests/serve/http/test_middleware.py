@@ -56,6 +56,16 @@ def test_cors_for_this_machine(serve) -> None:
         assert found == (origin if allowed else None)
 
 
+def test_cors_for_all_with_keys(serve) -> None:
+    """A page needs the key, and no cookie stands for it."""
+    http = serve(cors_origins=("*",), api_keys=("secret",))
+    origin = {"Origin": "https://page.example"}
+    refused = http.send("/v1/models", headers=origin)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://page.example")
+    assert "access-control-allow-credentials" not in refused.headers
+    assert http.send("/v1/models", headers={**origin, "Authorization": "Bearer secret"}).status == 200
+
+
 def test_cors_for_listed_origins(serve) -> None:
     http = serve(cors_origins=("https://page.example",), api_keys=("secret",))
     preflight = {

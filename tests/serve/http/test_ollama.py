@@ -145,7 +145,7 @@ def test_models(http) -> None:
 def test_images_are_refused_with_the_reason(path: str, fields: dict, http) -> None:
     reply = http.send(path, {"model": "demo", **fields})
     assert reply.status == 400
-    assert reply.json["error"].endswith("images: not supported, models read text only")
+    assert reply.json["error"].endswith("images: not supported, this model reads text only")
 
 
 @pytest.mark.parametrize(

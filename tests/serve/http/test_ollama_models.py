@@ -109,6 +109,38 @@ class TestPull:
         assert lines(server.send("/api/pull", {"model": NAME}))[-1] == {"status": "success"}
 
     def test_two_at_once_and_a_client_that_leaves(self, server, hub, fake, catalogue, monkeypatch) -> None:
+        """A second pull joins the first, or goes on with it."""
+        began, ended, fetch = threading.Event(), threading.Event(), ollama_models.fetch
+
+        def endless(reference: Any, folder: Path, progress: Any) -> Any:
+            if began.is_set():
+                return fetch(reference, folder, progress)
+            began.set()
+            try:
+                while not ended.wait(0.01):
+                    progress("m", 1, 2)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(ollama_models, "fetch", endless)
+        connection = server.connect()
+        connection.request("POST", "/api/pull", json.dumps({"model": NAME}), {"content-type": "application/json"})
+        assert began.wait(30)
+        digest = add_blob(server, demo_path().read_bytes())
+        other = server.send("/api/create", {"model": NAME, "files": {"m.gguf": digest}, "stream": False})
+        assert (other.status, "is being changed by another request" in other.json["error"]) == (400, True)
+        second = server.connect()
+        second.request("POST", "/api/pull", json.dumps({"model": NAME}), {"content-type": "application/json"})
+        reply = second.getresponse()
+        assert json.loads(reply.readline()) == {"status": "waiting for another pull of it"}
+        assert (catalogue.names(), fake.added) == ([], {})
+        connection.close()
+        assert ended.wait(30)
+        assert json.loads(reply.read().splitlines()[-1]) == {"status": "success"}
+        second.close()
+        assert catalogue.names() == [NAME]
+
+    def test_a_pull_whose_client_leaves_changes_nothing(self, server, hub, fake, catalogue, monkeypatch) -> None:
         began, ended = threading.Event(), threading.Event()
 
         def endless(reference: Any, folder: Path, progress: Any) -> Any:
@@ -123,8 +155,6 @@ class TestPull:
         connection = server.connect()
         connection.request("POST", "/api/pull", json.dumps({"model": NAME}), {"content-type": "application/json"})
         assert began.wait(30)
-        second = server.send("/api/pull", {"model": NAME, "stream": False})
-        assert (second.status, "is being changed by another request" in second.json["error"]) == (400, True)
         connection.close()
         assert ended.wait(30)
         assert (catalogue.names(), fake.added) == ([], {})

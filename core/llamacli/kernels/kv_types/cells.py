@@ -31,6 +31,18 @@ def dims_at_once(number: int) -> int:
     return 1 if isinstance(_TYPES[number], FloatType) else UNIT
 
 
+def key_bytes_at_once(number: int) -> int:
+    """Bytes of a part that one `load_keys` reads, scales included."""
+    kind = _TYPES[number]
+    return PAGE * kind.item.itemsize if isinstance(kind, FloatType) else kind.block_bytes // 2
+
+
+def value_bytes_at_once(number: int) -> int:
+    """Bytes that a `value_loader` reads for each cell, without scales."""
+    kind = _TYPES[number]
+    return UNIT * kind.item.itemsize if isinstance(kind, FloatType) else kind.unit_bytes // PAGE
+
+
 def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[ir.Value]:
     """Load a part's 16 keys, one vector a dimension.
 

@@ -7,21 +7,22 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from llamacli.chat.openai import text_of_parts
+from llamacli.chat.openai import text_of_part, text_of_parts
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt
 from llamacli.serve.http.errors import anthropic_body
-from llamacli.serve.http.generation import Prepared, prepared
+from llamacli.serve.http.generation import Prepared, prepared, rendered
 from llamacli.serve.http.replies import call_id
 from llamacli.serve.http.schemas.chat import (
     MAX_MESSAGES,
     CallOfTool,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Function,
     FunctionCall,
     FunctionName,
+    PicturePart,
     Tool,
     ToolChoice,
 )
@@ -46,15 +47,24 @@ _SERVER_TOOLS = Refused("the client calls tools")
 # --- schemas
 
 
+class Source(Schema, kw_only=True):
+    """Source of a picture: `base64` or `url`."""
+
+    type: str = ""
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class Block(Schema, kw_only=True):
-    """Content block: `text`, `tool_use`, `tool_result`, `thinking` or `redacted_thinking`."""
+    """Content block: `text`, `image`, `tool_use`, `tool_result`, `thinking` or `redacted_thinking`."""
 
     foreign: ClassVar[Foreign] = {
         "cache_control": _CACHED,
         "is_error": "templates do not read it; the content says so",
         **dict.fromkeys(("signature", "data"), "templates do not read it"),
         **dict.fromkeys(("citations", "caller"), "part of a reply that templates do not read"),
-        **dict.fromkeys(("source", "title", "context"), "such a block is refused by its type"),
+        **dict.fromkeys(("title", "context"), "such a block is refused by its type"),
     }
 
     type: str
@@ -65,6 +75,7 @@ class Block(Schema, kw_only=True):
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     thinking: str | None = None
+    source: Source | None = None
 
 
 class Message(Schema, kw_only=True):
@@ -173,7 +184,7 @@ async def count_tokens(call: Call, request: MessagesRequest) -> None:
     """Number of tokens of a conversation."""
     chat = as_chat(request)
     info, model = await call.model(chat.model)
-    prompt = await call.compute(chat_prompt, chat, model, info, call.settings_of(info), fits=False)
+    prompt = await rendered(call, chat, info, model, fits=False)
     await call.respond({"input_tokens": len(prompt.ids)})
 
 
@@ -222,8 +233,8 @@ def _turns(message: Message, path: str) -> list[ChatMessage]:
         place = f"{path}.content[{i}]"
         match block.type:
             case "tool_result" if message.role == "user":
-                text = _text(block.content or "", f"{place}.content")
-                results.append(ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id))
+                content = _content(block.content or "", f"{place}.content")
+                results.append(ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id))
             case "tool_use" if message.role == "assistant":
                 function = FunctionCall(name=_required(block.name, f"{place}.name"), arguments=block.input or {})
                 calls.append(CallOfTool(function=function, id=block.id))
@@ -231,7 +242,7 @@ def _turns(message: Message, path: str) -> list[ChatMessage]:
                 thoughts.append(block.thinking or "")
             case _:
                 texts.append(block)
-    own = ChatMessage(role=message.role, content=_text(texts, f"{path}.content"))
+    own = ChatMessage(role=message.role, content=_content(texts, f"{path}.content"))
     own.tool_calls, own.reasoning_content = calls or None, "\n".join(filter(None, thoughts)) or None
     return [*results, *([own] if texts or calls or thoughts or not results else [])]
 
@@ -240,6 +251,30 @@ def _text(content: str | Sequence[Block], path: str) -> str:
     if isinstance(content, str):
         return content
     return text_of_parts(((block.type, block.text if block.type == "text" else None) for block in content), path)
+
+
+def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPart]:
+    """Text of blocks, or a list of parts with pictures."""
+    if isinstance(content, str) or not any(block.type == "image" for block in content):
+        return _text(content, path)
+    parts: list[ContentPart] = []
+    for i, block in enumerate(content):
+        place = f"{path}[{i}]"
+        if block.type == "image":
+            parts.append(PicturePart(type="image_url", image_url=_address(block.source, place), place=place))
+        else:
+            text = text_of_part(block.type, block.text if block.type == "text" else None, place)
+            parts.append(ContentPart(type="text", text=text))
+    return parts
+
+
+def _address(source: Source | None, path: str) -> str:
+    """Address or data URI of a picture."""
+    kind = "" if source is None else source.type
+    given = None if source is None else {"base64": source.data, "url": source.url}.get(kind)
+    if given is None:
+        raise BadRequestError(f"{path}.source: it must have base64 data or a url", f"{path}.source", "invalid_image")
+    return given if kind == "url" else f"data:;base64,{given}"
 
 
 def _required(value: str | None, path: str) -> str:

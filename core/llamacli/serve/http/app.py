@@ -30,6 +30,7 @@ from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import Engine
 
 LAG_INTERVAL_S = 0.5
+EXPIRE_INTERVAL_S = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -115,13 +116,33 @@ async def root(call: Call) -> None:
 
 @contextlib.asynccontextmanager
 async def _lifespan(server: Server) -> AsyncIterator[None]:
-    """Measure the delay of the event loop while the app runs."""
-    lag = asyncio.create_task(_measure_lag(server))
+    """Go on with stored work, and keep watch, while the app runs."""
+    watches = [asyncio.create_task(_measure_lag(server)), asyncio.create_task(_expire(server))]
+    if server.store.unfinished("response"):
+        from llamacli.serve.http.openai.stored import resume  # which imports the handlers
+
+        resume(server)
+    if server.store.unfinished("batch"):
+        from llamacli.serve.http.batches import resume as resume_batches
+
+        resume_batches(server)
     try:
         yield
     finally:
-        lag.cancel()
+        for watch in watches:
+            watch.cancel()
+        await server.jobs.close()
         server.close()
+
+
+async def _expire(server: Server) -> None:
+    """Remove what is too old, now and then."""
+    while True:
+        try:
+            await server.run(server.store.expire)
+        except ServeError as error:
+            _log.error("old objects cannot be removed: %s", error)
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
 
 
 async def _measure_lag(server: Server) -> None:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar, get_origin
 
@@ -36,6 +36,8 @@ from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
+from llamacli.serve.http.inner import Exchange
+from llamacli.serve.http.jobs import Jobs
 from llamacli.serve.http.middleware import has_key, send_error, send_response
 from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.schemas.foreign import unknown_fields
@@ -54,6 +56,7 @@ from llamacli.serve.requests import (
     Stream,
     TextDelta,
 )
+from llamacli.serve.store import Store
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -91,23 +94,32 @@ class Server:
     """Engine, settings and threads of the endpoints.
 
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
-    `long_texts` that on long ones, one at a time, `compilers` grammars and schemas, which may take longer.
-    `props` are the properties of models that were loaded once, with their fingerprints then.
+    `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
+    and schemas, which may take longer.
+    `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
+    leave with the server, `jobs` runs what outlives their requests.
     """
 
     engine: Engine
     settings: HttpSettings
     pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
     long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
+    pictures: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-picture"))
     compilers: Compilers = attrs.field(factory=Compilers)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
     unknown: set[str] = attrs.field(factory=set)
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
+    jobs: Jobs = attrs.field(factory=Jobs)
     catalogue: Catalogue | None = attrs.field(init=False)
+    store: Store = attrs.field(init=False)
 
     @catalogue.default
     def _catalogue(self) -> Catalogue | None:
         return None if self.settings.catalogue is None else Catalogue(self.settings.catalogue)
+
+    @store.default
+    def _store(self) -> Store:
+        return Store(self.settings.data, self.settings.store_size, self.settings.store_age)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the pool."""
@@ -144,10 +156,12 @@ class Server:
         return attrs.evolve(info, fingerprint=f"{info.fingerprint}-{digest[:8]}")
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and close the store."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.long_texts.shutdown(wait=False, cancel_futures=True)
+        self.pictures.shutdown(wait=False, cancel_futures=True)
         self.compilers.close()
+        self.store.close()
 
 
 class Call:
@@ -158,7 +172,8 @@ class Call:
         self.headers = Headers(scope=scope)
         self.request_id: str = scope["state"]["request_id"]
         self.access: AccessLine = scope["state"]["access"]
-        self.key = ""
+        self.key = self.owner = ""
+        self.background = False
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
@@ -193,10 +208,26 @@ class Call:
             stop=preset.stop,
         )
 
+    def page(self, most: int = 100) -> dict[str, Any]:
+        """Options of a page: `limit`, `after` and `ascending`.
+
+        Raises BadRequestError.
+        """
+        limit, order = self.query.get("limit", "20"), self.query.get("order", "desc")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+            raise BadRequestError(f"limit: {limit!a} is not a number from 1 to {most}", "limit")
+        if order not in ("asc", "desc"):
+            raise BadRequestError(f"order: {order!a} is neither asc nor desc", "order")
+        return {"limit": int(limit), "after": self.query.get("after"), "ascending": order == "asc"}
+
     # --- request
 
     def check_key(self) -> None:
         """Check the API key, and note which client it is. Raises ApiKeyError."""
+        inner: Exchange | None = self.scope["state"].get("exchange")
+        if inner is not None:
+            self.key, self.owner, self.background = inner.key, inner.owner, inner.background
+            return
         keys = self.settings.api_keys
         if not keys:
             client = self.scope.get("client")
@@ -205,7 +236,7 @@ class Call:
         found = has_key(self.headers, keys)
         if found is None:
             raise ApiKeyError("the API key is missing or wrong: send the header Authorization: Bearer KEY")
-        self.key = hashlib.sha256(found.encode()).hexdigest()[:12]
+        self.key = self.owner = hashlib.sha256(found.encode()).hexdigest()[:12]
         self.access.fields["key"] = self.key
 
     async def body(self, kind: Any) -> Any:
@@ -268,13 +299,16 @@ class Call:
         call = functools.partial(function, *args, **kwargs)
         return await self.unless_gone(_in_thread(self.server.long_texts, call))
 
-    async def model(self, name: str | None) -> tuple[ModelInfo, Model]:
+    async def model(self, name: str | None, *, loads: bool = False) -> tuple[ModelInfo, Model]:
         """Loaded model of a name, and what the engine knows of it.
 
+        With `loads` it is loaded whatever the settings say of requests.
         It stays loaded until the call ends, or `run` has submitted a request. Waits for the load, and for room where
         other models are in use, up to `load_timeout`. Raises UnknownModelError, LoadingError, DisconnectedError.
         """
         info = self.server.find_model(name)
+        if not (info.loaded or loads or self.settings.autoload):
+            raise BadRequestError(f"the model {info.name!r} is not loaded: POST /models/load loads it", "model")
         if info.name not in self._pins:
             await self.unless_gone(self._pin(info.name))
         self.access.fields["model"] = info.name
@@ -300,19 +334,21 @@ class Call:
                 self._pins[name] = await self.server.engine.pin(name)
                 return
             except LoadingError:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline and not self.background:
                     raise
             await asyncio.sleep(ROOM_INTERVAL_S)
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self, types: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """Parts of a body of any size, as they come.
+
+        `types` are those allowed, bytes by default.
 
         Raises MediaTypeError, BodyTimeoutError, DisconnectedError.
         """
         declared = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         # Types that a web page of another origin cannot send without asking first; ollama's client says JSON.
         usual = {"application/octet-stream", "application/json", *([] if "origin" in self.headers else [""])}
-        if declared not in usual:
+        if declared not in (types or usual):
             raise MediaTypeError(f"the body is {declared or 'without a type'}; it must be application/octet-stream")
         while not self._body_read:
             try:
@@ -370,7 +406,7 @@ class Call:
         cancelled when the context ends before it, and when the client disconnects: then events end with
         DisconnectedError.
         """
-        stream = self.server.engine.submit(request)
+        stream = self.server.engine.submit(attrs.evolve(request, background=True) if self.background else request)
         self._release()  # the request itself keeps its model, and its reader may be slow
         cancel = functools.partial(_cancel, stream)
         self._gone.add_done_callback(cancel)
@@ -557,7 +593,7 @@ class Endpoint:
         try:
             if not route.public:
                 call.check_key()
-            if route.queued:
+            if route.queued and not call.background:
                 self._server.engine.expect_room()
             handler, kind = loaded(route.handler)
             await (handler(call) if kind is None else handler(call, await call.body(kind)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,14 +15,17 @@ from llamacli.chat.calls import Tools
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import Constraint, ToolUse, reply_constraint
 from llamacli.chat.continuation import continued
+from llamacli.chat.media import Layout, marked, prompt_of_pictures, with_pictures
 from llamacli.chat.template import Rendering
-from llamacli.errors import ChatTemplateError, InvalidRequestError
+from llamacli.errors import ChatTemplateError, InvalidRequestError, MediaError
+from llamacli.inputs import Contents
+from llamacli.media.encoder import Tile
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_length, expect_room
 from llamacli.serve.http.prompts import truncated
-from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, Tool, ToolChoice
+from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, PicturePart, Tool, ToolChoice
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
@@ -30,6 +33,7 @@ MAX_VARIABLES = 256 << 10
 """Size limit of `chat_template_kwargs` as JSON, in characters."""
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_ONLY = "not supported, this model reads text only"
 _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCodec]] = weakref.WeakKeyDictionary()
 
 
@@ -37,22 +41,31 @@ _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCode
 class Prompt:
     """Rendered conversation.
 
-    Its text, token ids, format of the reply, and the grammar of the reply.
+    Its text, token ids, format of the reply, and the grammar of the reply. With pictures the ids are content keys, of
+    `contents` and `tiles` as in GenerationRequest.
     """
 
     text: str
     ids: tuple[int, ...]
     reply: ReplyFormat
     constraint: Constraint
+    contents: Contents | None = None
+    tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict)
 
 
 def chat_prompt(
-    request: ChatRequest, model: Model, info: ModelInfo, settings: HttpSettings, *, fits: bool = True
+    request: ChatRequest,
+    model: Model,
+    info: ModelInfo,
+    settings: HttpSettings,
+    pictures: Sequence[Layout] = (),
+    *,
+    fits: bool = True,
 ) -> Prompt:
     """Render and tokenize a chat request.
 
-    With `fits` it must fit into a context. Raises BadRequestError for what the model's template or its syntax cannot
-    express, PromptTooLongError for texts that cannot fit.
+    `pictures` are the layouts of its pictures, in order. With `fits` it must fit into a context. Raises BadRequestError
+    for what the model's template or its syntax cannot express, PromptTooLongError for texts that cannot fit.
     """
     schema, grammar = schema_of(request)
     if (request.reasoning_format or "").endswith(("none", "legacy")):
@@ -61,7 +74,10 @@ def chat_prompt(
     tools = tool_use(request)
     if tools is not None and tools.required and (schema is not None or grammar is not None):
         raise BadRequestError("tool_choice: a required call excludes response_format and grammar", "tool_choice")
-    messages = as_dicts(request.messages)
+    if pictures and request.truncate_prompt_tokens is not None:
+        reason = "prompts with pictures are not truncated"
+        raise BadRequestError(f"truncate_prompt_tokens: {reason}", "truncate_prompt_tokens", "unsupported_parameter")
+    messages = as_dicts(request.messages, pictures)
     if settings.system and messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": settings.system})
     variables = default_variables(settings, request.tools or ()) | template_variables(request)
@@ -77,6 +93,7 @@ def chat_prompt(
     codec = codec_of(model, settings.template, tools is not None)
     if request.continue_final_message == "reasoning_content":
         messages[-1]["content"] = ""
+    messages, shown = marked(messages)
     try:
         if continues:
             what = None if isinstance(request.continue_final_message, bool) else request.continue_final_message
@@ -88,11 +105,18 @@ def chat_prompt(
         raise BadRequestError(str(error), "messages", "chat_template_error") from None
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from None
+    if shown:
+        rendering = _with_pictures(rendering, shown, model)
     if not fits:
         expect_length(len(rendering.text), "messages")
     elif request.truncate_prompt_tokens is None:
-        expect_room((part for part in rendering.parts if isinstance(part, str)), model, info)
-    ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
+        parts = (part.ids if isinstance(part, Tile) else part for part in rendering.parts)
+        expect_room((part for part in parts if not isinstance(part, int)), model, info)
+    if shown:
+        ids, contents, tiles = prompt_of_pictures(rendering, codec.template.encode, model.media_encoder())
+    else:
+        contents, tiles = None, {}
+        ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)
     if not ids:
         raise BadRequestError("the chat template renders an empty prompt", "messages", "chat_template_error")
     try:
@@ -102,7 +126,17 @@ def chat_prompt(
             raise BadRequestError(str(error), "tools", "invalid_schema") from None
         raise BadRequestError(str(error), "tool_choice") from None
     constraint = attrs.evolve(constraint, markers=codec.thought_markers(rendering))
-    return Prompt(rendering.text, tuple(ids), reply_format(codec, rendering, described or (), variables), constraint)
+    reply = reply_format(codec, rendering, described or (), variables)
+    return Prompt(rendering.text, tuple(ids), reply, constraint, contents, tiles)
+
+
+def _with_pictures(rendering: Rendering, pictures: Mapping[str, Layout], model: Model) -> Rendering:
+    try:
+        return with_pictures(rendering, pictures, model.media_encoder(), model.tokenizer)
+    except ChatTemplateError as error:
+        raise BadRequestError(str(error), "messages", "chat_template_error") from None
+    except MediaError as error:
+        raise BadRequestError(str(error), "messages", "unsupported_content") from None
 
 
 def _continues(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
@@ -157,9 +191,14 @@ def reply_format(codec: ChatCodec, rendering: Rendering, tools: Tools, variables
     )
 
 
-def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them. Raises BadRequestError, FieldError."""
-    return [_as_dict(message, f"messages[{i}]") for i, message in enumerate(messages)]
+def as_dicts(messages: Sequence[ChatMessage], pictures: Sequence[Layout] = ()) -> list[dict[str, Any]]:
+    """Messages as chat templates take them, and `marked`.
+
+    `pictures` take the place of the parts that have them; without, such parts are refused. Raises BadRequestError,
+    FieldError.
+    """
+    left = iter(pictures) if pictures else None
+    return [_as_dict(message, f"messages[{i}]", left) for i, message in enumerate(messages)]
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
@@ -205,13 +244,13 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
     return variables
 
 
-def _as_dict(message: ChatMessage, path: str) -> dict[str, Any]:
+def _as_dict(message: ChatMessage, path: str, pictures: Iterator[Layout] | None) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         raise BadRequestError(f"{path}.role is {message.role!r}; it must be one of {', '.join(_ROLES)}", f"{path}.role")
     if message.content is None and role != "assistant":
         raise BadRequestError(f"{path}.content: it is required", f"{path}.content", "missing_required_parameter")
-    result: dict[str, Any] = {"role": role, "content": _text(message, path)}
+    result: dict[str, Any] = {"role": role, "content": _content(message, path, pictures)}
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     if reasoning:
         result["reasoning_content"] = reasoning
@@ -231,11 +270,22 @@ def _as_dict(message: ChatMessage, path: str) -> dict[str, Any]:
     return result
 
 
-def _text(message: ChatMessage, path: str) -> str:
+def _content(message: ChatMessage, path: str, pictures: Iterator[Layout] | None) -> str | list[Any]:
     if isinstance(message.content, str) or message.content is None:
         return message.content or ""
-    parts = ((part.type, part.text if part.type == "text" else None) for part in message.content)
-    return openai.text_of_parts(parts, f"{path}.content")
+    sees = pictures is not None and message.role != "assistant"
+    parts: list[Any] = []
+    for i, part in enumerate(message.content):
+        if part.type == "image_url" and sees:
+            assert pictures is not None
+            parts.append(next(pictures))
+            continue
+        place = part.place if isinstance(part, PicturePart) else None
+        if place is not None:
+            raise BadRequestError(f"{place}: {_TEXT_ONLY}", place, "unsupported_content")
+        text = openai.text_of_part(part.type, part.text if part.type == "text" else None, f"{path}.content[{i}]")
+        parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]
+    return parts if any(not isinstance(part, str) for part in parts) else "".join(parts)
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:

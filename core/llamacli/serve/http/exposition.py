@@ -29,11 +29,13 @@ _GAUGES = {
     "prompt_tokens_waiting": ("prompt_tokens_waiting", "Prompt tokens of requests in the queue."),
     "kv_pages_used": ("kv_pages_used", "Pages of the KV cache in use."),
     "kv_pages_total": ("kv_pages_total", "Pages that the KV cache may have."),
+    "n_tokens_max": ("text_tokens_max", "Tokens of the longest text, with its prompt."),
     "kv_pages_cached": ("kv_pages_cached", "Pages of the KV cache that are kept for later prompts."),
 }
 _COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens evaluated or found in the cache."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens evaluated."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "drafts": ("drafts", "Drafts of speculative decoding."),
     "draft_tokens": ("draft_tokens", "Tokens drafted by speculative decoding."),
     "draft_tokens_accepted": ("draft_tokens_accepted", "Drafted tokens that came."),
     "preemptions": ("preemptions", "Requests that gave up their cache for others."),
@@ -44,18 +46,36 @@ _LABELLED = {
     "refused": ("refused", "code", "Requests refused, by error code."),
     "finished": ("finished", "finish_reason", "Choices that ended, by reason."),
 }
-_LLAMACPP: dict[str, Callable[[ModelStats], float]] = {
-    "prompt_tokens_total": lambda one: one.prompt_tokens,
-    "tokens_predicted_total": lambda one: one.generation_tokens,
-    "prompt_seconds_total": lambda one: _sum(one, "prefill_seconds"),
-    "tokens_predicted_seconds_total": lambda one: _sum(one, "decode_seconds"),
-    "n_decode_total": lambda one: sum(one.histograms["step_seconds"].counts) if "step_seconds" in one.histograms else 0,
-    "prompt_tokens_seconds": lambda one: _ratio(one.prompt_tokens, _sum(one, "prefill_seconds")),
-    "predicted_tokens_seconds": lambda one: _ratio(one.generation_tokens, _sum(one, "decode_seconds")),
-    "requests_processing": lambda one: one.running,
-    "requests_deferred": lambda one: one.waiting,
-}
-"""Metrics of llama-server, without its prefix, from the numbers of a model."""
+_LLAMACPP: dict[str, tuple[str, str, Callable[[ModelStats], float]]] = {
+    "prompt_tokens_total": ("counter", "Prompt tokens evaluated.", lambda one: one.prompt_tokens),
+    "prompt_tokens_cached_total": (
+        "counter", "Prompt tokens from the cache.", lambda one: one.prefix_tokens.get("true", 0)
+    ),
+    "prompt_seconds_total": ("counter", "Time of prompts.", lambda one: _sum(one, "prefill_seconds")),
+    "tokens_predicted_total": ("counter", "Tokens generated.", lambda one: one.generation_tokens),
+    "tokens_predicted_seconds_total": ("counter", "Time of generation.", lambda one: _sum(one, "decode_seconds")),
+    "n_decode_total": ("counter", "Steps.", lambda one: _count(one, "step_seconds")),
+    "n_tokens_max": ("counter", "Length of the longest text.", lambda one: one.n_tokens_max),
+    "spec_decode_num_drafts_total": ("counter", "Drafts.", lambda one: one.drafts),
+    "spec_decode_num_draft_tokens_total": ("counter", "Tokens drafted.", lambda one: one.draft_tokens),
+    "spec_decode_num_accepted_tokens_total": (
+        "counter", "Drafted tokens that came.", lambda one: one.draft_tokens_accepted
+    ),
+    "prompt_tokens_seconds": (
+        "gauge", "Prompt tokens per second.", lambda one: _ratio(one.prompt_tokens, _sum(one, "prefill_seconds"))
+    ),
+    "predicted_tokens_seconds": (
+        "gauge", "Tokens generated per second.", lambda one: _ratio(one.generation_tokens, _sum(one, "decode_seconds"))
+    ),
+    "requests_processing": ("gauge", "Requests that run.", lambda one: one.running),
+    "requests_deferred": ("gauge", "Requests in the queue.", lambda one: one.waiting),
+    "n_busy_slots_per_decode": (
+        "gauge", "Texts in a step.", lambda one: _ratio(_sum(one, "step_sequences"), _count(one, "step_sequences"))
+    ),
+}  # fmt: skip
+"""Kind, help and value of metrics of llama-server, without its prefix, from the numbers of a model."""
+_LARGEST = ("n_tokens_max", "n_busy_slots_per_decode")
+"""Those of which the model with the largest counts; others are sums."""
 
 
 class HttpMetrics:
@@ -91,8 +111,8 @@ class HttpMetrics:
 class EngineCollector(Collector):
     """Collector of the engine's numbers, by model."""
 
-    def __init__(self, stats: EngineStats, *, llamacpp: bool = False):
-        self._stats, self._llamacpp = stats, llamacpp
+    def __init__(self, stats: EngineStats):
+        self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
         """Metrics of one scrape."""
@@ -114,8 +134,6 @@ class EngineCollector(Collector):
                     counter.add_metric([model, value], count)
             yield counter
         yield from self._histograms()
-        if self._llamacpp:
-            yield from self._llamacpp_metrics()
 
     def _histograms(self) -> Iterator[Metric]:
         names = dict.fromkeys(itertools.chain.from_iterable(one.histograms for one in self._stats.models.values()))
@@ -127,25 +145,31 @@ class EngineCollector(Collector):
                     family.add_metric([model], _buckets(stats), stats.sum)
             yield family
 
-    def _llamacpp_metrics(self) -> Iterator[Metric]:
-        for name, value in _LLAMACPP.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            family = Metric(f"llamacpp:{name.removesuffix('_total')}", "As llama-server's.", kind)
-            family.add_sample(f"llamacpp:{name}", {}, sum(value(one) for one in self._stats.models.values()))
-            yield family
-
 
 def exposition(stats: EngineStats, http: HttpMetrics, *, llamacpp: bool = False) -> bytes:
     """Text of one scrape."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(stats, llamacpp=llamacpp))
-    return generate_latest(registry) + generate_latest(http.registry)
+    registry.register(EngineCollector(stats))
+    text = generate_latest(registry) + generate_latest(http.registry)
+    return text + "".join(_llamacpp_lines(stats)).encode() if llamacpp else text
+
+
+def _llamacpp_lines(stats: EngineStats) -> Iterator[str]:
+    """Lines of a scrape under llama-server's names."""
+    for name, (kind, text, value) in _LLAMACPP.items():
+        numbers = [value(one) for one in stats.models.values()]
+        number = float(max(numbers, default=0) if name in _LARGEST else sum(numbers))
+        yield f"# HELP llamacpp:{name} {text}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {number}\n"
 
 
 def _buckets(stats: HistogramStats) -> list[tuple[str, float]]:
     """Cumulative counts by upper bound."""
     bounds = [*map(str, stats.bounds), "+Inf"]
     return list(zip(bounds, map(float, itertools.accumulate(stats.counts)), strict=True))
+
+
+def _count(one: ModelStats, name: str) -> int:
+    return sum(one.histograms[name].counts) if name in one.histograms else 0
 
 
 def _sum(one: ModelStats, name: str) -> float:

@@ -12,18 +12,20 @@ import attrs
 
 from llamacli.chat.constraints import Constraint, completion_constraint
 from llamacli.errors import InvalidRequestError
+from llamacli.media.encoder import Tile
 from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.sampling.defaults import params_with_defaults
 from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt, echoed_text
+from llamacli.serve.http.chats import Prompt, chat_prompt, echoed_text
 from llamacli.serve.http.constraints import chain, schema_of
+from llamacli.serve.http.pictures import layouts
 from llamacli.serve.http.prompt_embeds import embedded_prompts
 from llamacli.serve.http.prompts import encoded_prompts
 from llamacli.serve.http.schemas.chat import ChatRequest
-from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, LoraScale, Sampling
+from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, LoraScale, Sampling
 from llamacli.serve.http.schemas.completions import CompletionRequest
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo
@@ -37,12 +39,14 @@ class Prepared:
     """API request as the engine takes it.
 
     `prompts` are the texts of its prompts. `n_top` are the most probable tokens to report, None for no report.
+    `verbose` is what a client gets besides that debugs its requests, None for nothing.
     """
 
     generation: GenerationRequest
     info: ModelInfo
     prompts: tuple[str, ...]
     n_top: int | None
+    verbose: dict[str, Any] | None = None
 
 
 async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prepared:
@@ -56,8 +60,10 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     settings = call.settings_of(info)
     n_top = _n_top(request)
     reply, contents, echoes = None, None, bool(request.echo)
+    tiles: Mapping[int, tuple[Tile, int]] = {}
     if isinstance(request, ChatRequest):
-        prompt = await call.compute(chat_prompt, request, model, info, settings)
+        prompt = await rendered(call, request, info, model)
+        contents, tiles = prompt.contents, prompt.tiles
         prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
         echoes = bool(echoed_text(request))
     else:
@@ -79,6 +85,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         model=info.name,
         prompts=tuple(tuple(ids) for _, ids in prompts),
         contents=contents or None,
+        tiles=tiles,
         params=params if constraint.is_free else await compiled(call, model, params),
         seed=seed,
         n=request.n or request.n_cmpl or 1,
@@ -93,12 +100,50 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         reply=reply,
         prompt_logprobs=n_top if echoes else None,
         progress=bool(request.return_progress and request.stream),
+        timed=bool(request.timings_per_token and request.stream),
         key=call.key,
         draft_max=request.draft_max,
         slot=request.id_slot if request.id_slot is not None and request.id_slot >= 0 else None,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )
-    return Prepared(generation, info, tuple(text for text, _ in prompts), n_top)
+    verbose = None
+    if settings.log_texts if request.verbose is None else request.verbose:
+        texts = [spelled(model, ids) for ids in generation.prompts]
+        shown = texts[0] if len(texts) == 1 else texts
+        verbose = {"prompt": shown, "generation_settings": generation_settings(request, generation)}
+    return Prepared(generation, info, tuple(text for text, _ in prompts), n_top, verbose)
+
+
+def spelled(model: Model, ids: Sequence[int]) -> str:
+    """Text of token ids, special tokens and first space spelled."""
+    pieces = (model.tokenizer.piece_bytes(token, unparse_special=True) for token in ids if token >= 0)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def generation_settings(request: Generation, generation: GenerationRequest) -> dict[str, Any]:
+    """Parameters of the generation under llama-server's names."""
+    params = generation.params.params if isinstance(generation.params, SamplerChain) else generation.params
+    biases = [{"token": token, "bias": bias if math.isfinite(bias) else None} for token, bias in params.logit_bias]
+    limit = -1 if generation.max_tokens is None else generation.max_tokens
+    return attrs.asdict(params) | {
+        "seed": generation.seed,
+        "n_predict": limit,
+        "max_tokens": limit,
+        "logit_bias": biases,
+        "stop": generation.stop,
+        "ignore_eos": generation.ignore_eos,
+        "stream": bool(request.stream),
+        "n_probs": request.n_probs or 0,
+        "post_sampling_probs": bool(getattr(request, "post_sampling_probs", None)),
+        "timings_per_token": bool(request.timings_per_token),
+        "lora": [{"id": number, "scale": scale} for number, scale in generation.adapters],
+    }
+
+
+async def rendered(call: Call, request: ChatRequest, info: ModelInfo, model: Model, *, fits: bool = True) -> Prompt:
+    """Prompt of a chat, with its pictures; see `chat_prompt`."""
+    pictures = await layouts(call, request.messages, model, info)
+    return await call.compute(chat_prompt, request, model, info, call.settings_of(info), pictures, fits=fits)
 
 
 def _texts(request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[list[tuple[str, list[int]]], Constraint]:

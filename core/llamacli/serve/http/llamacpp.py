@@ -15,24 +15,32 @@ from msgspec import Meta
 
 from llamacli.chat.logprobs import MIN_LOGPROB
 from llamacli.errors import LlamaCliError
-from llamacli.model import Model
-from llamacli.sampling import SamplerChain
 from llamacli.serve.errors import BadRequestError, NotSupportedError, ServeError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import chat_prompt
 from llamacli.serve.http.errors import openai_body
-from llamacli.serve.http.generation import Prepared, prepared
+from llamacli.serve.http.generation import Prepared, generation_settings, prepared, rendered, spelled
 from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
+from llamacli.serve.http.openai.history import begin
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts
-from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings
+from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings, progress_timings
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import MAX_SEED, MAX_SLOTS, sampling_struct
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
 from llamacli.serve.http.schemas.responses import ResponsesRequest
 from llamacli.serve.http.sse import event
-from llamacli.serve.requests import Done, Event, Finished, PromptProgress, TextDelta, Timings, TokenLogprob, Usage
+from llamacli.serve.requests import (
+    Done,
+    Event,
+    Finished,
+    PromptProgress,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    TokenTimings,
+    Usage,
+)
 from llamacli.util.sampling_params import PARAMETERS
 
 _ACTIONS = {"save": ("n_saved", "n_written"), "restore": ("n_restored", "n_read")}
@@ -148,13 +156,13 @@ async def embedding(call: Call, request: NativeEmbeddings) -> None:
 async def chat_tokens(call: Call, request: ChatRequest) -> None:
     """Number of tokens of a chat request's prompt."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
+    prompt = await rendered(call, request, info, model, fits=False)
     await call.respond({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def response_tokens(call: Call, request: ResponsesRequest) -> None:
     """Number of tokens of the prompt of a response."""
-    await chat_tokens(call, as_chat(request))
+    await chat_tokens(call, as_chat((await begin(call, request)).whole))
 
 
 async def set_props(call: Call, given: DefaultParams) -> None:
@@ -220,7 +228,7 @@ async def _answer(call: Call, request: NativeRequest) -> None:
     request.return_token_ids = bool(request.return_tokens or request.stream or several)
     made = await prepared(call, request)
     _, model = await call.model(request.model)
-    texts = [_spelled(model, ids) for ids in made.generation.prompts]
+    texts = [spelled(model, ids) for ids in made.generation.prompts]
     async with call.run(made.generation) as events:
         shapes = _Shapes(request, made, texts, several=several)
         if not request.stream:
@@ -243,9 +251,11 @@ class _Shapes:
     def __init__(self, request: NativeRequest, made: Prepared, texts: Sequence[str], *, several: bool):
         self._request, self._made, self._texts, self._several = request, made, texts, several
         n = made.generation.n * len(made.generation.prompts)
-        self._settings = _settings(request, made)
+        self._settings = generation_settings(request, made.generation)
+        self._n_ctx = made.info.n_ctx or math.inf
         self._choices = [Choice() for _ in range(n)]
         self._n_tokens = [0] * n
+        self._times: dict[str, Any] = {}
 
     async def whole(self, events: AsyncIterator[Event]) -> list[dict[str, Any]]:
         """The response without a stream, of each choice."""
@@ -258,8 +268,11 @@ class _Shapes:
         """Chunks of an event."""
         match one:
             case PromptProgress():
-                progress = llamacpp_progress(one)
-                yield {**self._chunk(0, "", ()), "prompt_progress": progress}
+                if self._request.timings_per_token:
+                    self._times = {"timings": progress_timings(one)}
+                yield {**self._chunk(0, "", ()), "prompt_progress": llamacpp_progress(one)}
+            case TokenTimings():
+                self._times = {"timings": llamacpp_timings(one.usage, one.timings)}
             case TextDelta() if one.text or one.tokens:
                 self._n_tokens[one.index] += len(one.tokens)
                 self._choices[one.index].text.append("\n" if "\n" in one.text else "")
@@ -282,6 +295,7 @@ class _Shapes:
             "tokens_predicted": self._n_tokens[index],
             "tokens_evaluated": self._n_prompt(index),
             **scores,
+            **self._times,
         }
 
     def _last(self, index: int, choice: Choice, done: Done, text: str) -> dict[str, Any]:
@@ -296,7 +310,7 @@ class _Shapes:
             "generation_settings": self._settings,
             "prompt": self._texts[index // self._made.generation.n],
             "has_new_line": "\n" in "".join(choice.text),
-            "truncated": False,
+            "truncated": kind == "limit" and usage.prompt + usage.generated >= self._n_ctx,
             "stop_type": kind,
             "stopping_word": choice.stop_string or "",
             "tokens_cached": usage.prompt + usage.generated,
@@ -320,12 +334,6 @@ class _Shapes:
         return len(self._made.generation.prompts[index // self._made.generation.n])
 
 
-def _spelled(model: Model, ids: Sequence[int]) -> str:
-    """Text of token ids, special tokens and first space spelled."""
-    pieces = (model.tokenizer.piece_bytes(token, unparse_special=True) for token in ids)
-    return b"".join(pieces).decode("utf-8", "replace")
-
-
 def _single(delta: TextDelta) -> Iterator[tuple[str, Sequence[TokenLogprob]]]:
     """Parts of a text with a token each.
 
@@ -336,28 +344,6 @@ def _single(delta: TextDelta) -> Iterator[tuple[str, Sequence[TokenLogprob]]]:
         yield from ((piece, (token,)) for piece, token in zip(pieces, delta.tokens, strict=True))
     else:
         yield delta.text, delta.tokens
-
-
-def _settings(request: NativeRequest, made: Prepared) -> dict[str, Any]:
-    """Parameters of the generation under llama-server's names."""
-    generation = made.generation
-    params = generation.params.params if isinstance(generation.params, SamplerChain) else generation.params
-    found = attrs.asdict(params)
-    biases = [{"token": token, "bias": bias if math.isfinite(bias) else None} for token, bias in params.logit_bias]
-    limit = -1 if generation.max_tokens is None else generation.max_tokens
-    return found | {
-        "seed": generation.seed,
-        "n_predict": limit,
-        "max_tokens": limit,
-        "logit_bias": biases,
-        "stop": generation.stop,
-        "ignore_eos": generation.ignore_eos,
-        "stream": bool(request.stream),
-        "n_probs": request.n_probs or 0,
-        "post_sampling_probs": bool(request.post_sampling_probs),
-        "timings_per_token": bool(request.timings_per_token),
-        "lora": [{"id": number, "scale": scale} for number, scale in generation.adapters],
-    }
 
 
 def _scores(tokens: Sequence[TokenLogprob], n_top: int, *, drawn: bool = False) -> list[dict[str, Any]]:

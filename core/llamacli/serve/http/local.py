@@ -16,9 +16,9 @@ from llamacli.errors import ChatTemplateError, InvalidRequestError, TokenizerErr
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
-from llamacli.serve.http.chats import as_dicts, chat_prompt, codec_of, default_variables, tools_as_dicts
+from llamacli.serve.http.chats import as_dicts, codec_of, default_variables, tools_as_dicts
 from llamacli.serve.http.exposition import CONTENT_TYPE, exposition
-from llamacli.serve.http.generation import adapter_scales, sampling_params
+from llamacli.serve.http.generation import adapter_scales, rendered, sampling_params
 from llamacli.serve.http.limits import expect_length
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import LoraScale, Sampling
@@ -72,7 +72,7 @@ async def tokenizer_info(call: Call) -> None:
 async def apply_template(call: Call, request: ChatRequest) -> None:
     """Prompt of a conversation, rendered and not evaluated."""
     info, model = await call.model(request.model)
-    prompt = await call.compute(chat_prompt, request, model, info, call.settings_of(info), fits=False)
+    prompt = await rendered(call, request, info, model, fits=False)
     await call.respond({"prompt": prompt.text, "n_tokens": len(prompt.ids)})
 
 
@@ -80,11 +80,20 @@ async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
     info = call.server.find_model(call.wanted_model)
     fingerprint, found = call.server.props.get(info.name, ("", None))
-    if found is None or (info.loaded and info.fingerprint != fingerprint):
+    if found is None and not (info.loaded or call.settings.autoload):
+        found = _named(info)
+    elif found is None or (info.loaded and info.fingerprint != fingerprint):
         found = await _props(call)
         info = call.server.find_model(info.name)
         call.server.props[info.name] = info.fingerprint, found
-    await call.respond({**found, "is_sleeping": not info.loaded})  # looking keeps no model awake
+    await call.respond({**found, **_role(call), "is_sleeping": not info.loaded})  # looking keeps no model awake
+
+
+def _role(call: Call) -> dict[str, Any]:
+    """Properties of llama-server's router, where there are several models."""
+    if len(call.server.engine.models()) == 1:
+        return {}
+    return {"role": "router", "max_instances": call.settings.models_max, "models_autoload": call.settings.autoload}
 
 
 async def _props(call: Call) -> dict[str, Any]:
@@ -99,12 +108,17 @@ async def _props(call: Call) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": n_ctx, "params": params},
         "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
         "total_slots": call.settings.total_slots,
-        "model_alias": info.name,
-        "model_path": PurePath(info.path).name,
         "chat_template": template,
+        "modalities": {"vision": info.sees, "audio": False},
         "n_ctx": n_ctx,
-        "build_info": f"llamacli {version()}",
+        **_named(info),
     }
+
+
+def _named(info: ModelInfo) -> dict[str, Any]:
+    """Properties that need no loaded model."""
+    names = {"model_alias": info.name, "model_path": PurePath(info.path).name}
+    return {**names, "build_info": f"b0-llamacli-{version()}"}
 
 
 def _described(one: Parameter) -> dict[str, Any]:
@@ -145,6 +159,8 @@ async def health(call: Call) -> None:
 async def metrics(call: Call) -> None:
     """Metrics for Prometheus."""
     server = call.server
+    if not call.settings.metrics:
+        raise NotSupportedError("this server shows no metrics; start it with --metrics")
     text = exposition(server.engine.stats(), server.metrics, llamacpp=call.settings.llamacpp_metrics)
     headers = {"process-start-time-unix": str(int(server.metrics.started))}
     await call.respond_bytes(text, CONTENT_TYPE, headers=headers)

@@ -19,7 +19,14 @@ from llamacli.serve.http.errors import ollama_body
 from llamacli.serve.http.generation import Prepared, prepared
 from llamacli.serve.http.openai.embeddings import embedded
 from llamacli.serve.http.replies import joined
-from llamacli.serve.http.schemas.chat import CallOfTool, ChatMessage, ChatRequest, FunctionCall
+from llamacli.serve.http.schemas.chat import (
+    CallOfTool,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    FunctionCall,
+    PicturePart,
+)
 from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.ollama import (
@@ -48,8 +55,6 @@ from llamacli.serve.requests import (
 _AT_ONCE = (0, "0", "0s", "0m", "0h")
 """Values of `keep_alive` that unload a model."""
 
-_TEXT_ONLY = "not supported, models read text only"
-
 
 async def chat(call: Call, request: OllamaChat) -> None:
     """Reply to a conversation, as JSON lines or whole."""
@@ -70,22 +75,23 @@ async def generate(call: Call, request: OllamaGenerate) -> None:
     """Continue a text, or reply to it by the model's chat template."""
     if request.context:
         raise BadRequestError("context: it is not supported; use /api/chat", "context")
-    if request.images:
-        raise BadRequestError(f"images: {_TEXT_ONLY}", "images", "unsupported_content")
     if request.template:
         raise BadRequestError("template: it is not supported; start the server with --chat-template", "template")
-    if not request.prompt:
+    if not request.prompt and not request.images:
         await _load(call, request, "response")
         return
     await _check_context(call, request)
     wanted: ChatRequest | CompletionRequest
     if request.raw or request.suffix or not await _has_template(call, request.model):
+        if request.images:
+            reason = "pictures need a chat template, and neither raw nor suffix"
+            raise BadRequestError(f"images: {reason}", "images", "unsupported_content")
         wanted = CompletionRequest(
-            prompt=request.prompt, suffix=request.suffix, parse_special=request.raw, **_parameters(request)
+            prompt=request.prompt or "", suffix=request.suffix, parse_special=request.raw, **_parameters(request)
         )
         wanted.max_tokens = wanted.max_tokens or -1  # no limit
     else:
-        messages = [ChatMessage(role="user", content=request.prompt)]
+        messages = [ChatMessage(role="user", content=_content(request.prompt or "", request.images, "images"))]
         if request.system:
             messages.insert(0, ChatMessage(role="system", content=request.system))
         wanted = ChatRequest(messages=messages, **_parameters(request), **_thinking(request))
@@ -139,6 +145,7 @@ async def show(call: Call, request: OllamaName) -> None:
     }
     capabilities = ["completion"]
     capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
+    capabilities += ["vision"] * info.sees
     settings, preset = call.settings_of(info), info.preset or Preset()
     template = settings.template or own_templates(model.metadata).get("default", "")
     if template:
@@ -177,11 +184,9 @@ def _shown(preset: Preset) -> Iterator[tuple[str, Any]]:
 
 
 def _message(message: OllamaMessage, path: str) -> ChatMessage:
-    if message.images:
-        raise BadRequestError(f"{path}.images: {_TEXT_ONLY}", f"{path}.images", "unsupported_content")
     return ChatMessage(
         role=message.role,
-        content=message.content or "",
+        content=_content(message.content or "", message.images, f"{path}.images"),
         reasoning_content=message.thinking,
         tool_calls=[
             CallOfTool(function=FunctionCall(name=one.function.name, arguments=one.function.arguments), id=one.id)
@@ -191,6 +196,17 @@ def _message(message: OllamaMessage, path: str) -> ChatMessage:
         name=message.tool_name,
         tool_call_id=message.tool_call_id,
     )
+
+
+def _content(text: str, images: list[str] | None, path: str) -> str | list[ContentPart]:
+    """Content with pictures, in base64, before the text."""
+    if not images:
+        return text
+    parts: list[ContentPart] = [
+        PicturePart(type="image_url", image_url=image if image[:5] == "data:" else f"data:;base64,{image}", place=path)
+        for image in images
+    ]
+    return [*parts, ContentPart(type="text", text=text)]
 
 
 def _parameters(request: OllamaBase) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ class _LeftError(Exception):
 
 
 async def pull(call: Call, request: OllamaTarget) -> None:
-    """Download a model of the hub, with lines of its progress."""
+    """Download a model of the hub, with lines of its progress.
+
+    A second one of the same name waits for the first, whose files it finds, or goes on with them if that one failed.
+    """
     catalogue, name = _catalogue(call), _name(request.model or request.name)
 
     def work(tell: Tell) -> None:
@@ -60,7 +64,7 @@ async def pull(call: Call, request: OllamaTarget) -> None:
         expect_gguf(paths[0])
         catalogue.write(name, Manifest([catalogue.relative(path) for path in paths]))
 
-    await _run(call, request.stream, name, work)
+    await _run(call, request.stream, name, work, joins=True)
 
 
 async def create(call: Call, given: OllamaCreate) -> None:
@@ -262,8 +266,10 @@ def _expect_template(template: str) -> None:
 # --- work in a thread
 
 
-def _claimed(catalogue: Catalogue, name: str, work: Callable[[], None]) -> None:
-    with _reported(), catalogue.claimed(name):
+def _claimed(
+    catalogue: Catalogue, name: str, work: Callable[[], None], waiting: Callable[[], None] | None = None
+) -> None:
+    with _reported(), catalogue.claimed(name, waiting):
         work()
 
 
@@ -312,10 +318,13 @@ def _reported() -> Iterator[None]:
         raise InternalError(f"the catalogue cannot be written: {error.strerror or error}") from None
 
 
-async def _run(call: Call, streams: bool | None, name: str, work: Callable[[Tell], None]) -> None:
+async def _run(
+    call: Call, streams: bool | None, name: str, work: Callable[[Tell], None], *, joins: bool = False
+) -> None:
     """Change a model of the catalogue in a thread, and offer it.
 
-    A client that leaves ends the work where it next tells of its progress.
+    With `joins` it waits while another request changes the model, else it is refused then. A client that leaves ends
+    the work where it next tells of its progress.
     """
     catalogue, engine, loop = _catalogue(call), call.server.engine, asyncio.get_running_loop()
     if not catalogue.has(name) and any(name in (info.name, *info.aliases) for info in engine.models()):
@@ -337,7 +346,8 @@ async def _run(call: Call, streams: bool | None, name: str, work: Callable[[Tell
         states.put_nowait(None)
 
     async def events() -> AsyncIterator[dict[str, Any]]:
-        done = loop.run_in_executor(pool, lambda: _claimed(catalogue, name, lambda: work(tell)))
+        waiting = partial(tell, {"status": "waiting for another pull of it"}) if joins else None
+        done = loop.run_in_executor(pool, _claimed, catalogue, name, partial(work, tell), waiting)
         done.add_done_callback(ended)
         while (state := await call.unless_gone(states.get())) is not None:
             yield state

@@ -111,8 +111,11 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
 
 
 def llamacpp_timings(usage: Usage, timings: Timings, *, timed_out: bool = False) -> dict[str, Any]:
-    """Numbers of tokens and times in the shape of llama-server's API."""
-    n_prompt = usage.prompt - usage.cached
+    """Numbers of tokens and times in the shape of llama-server's API.
+
+    The first token comes of the prompt's last step: the rate of the others is that of generation.
+    """
+    n_prompt, n_later = usage.prompt - usage.cached, max(0, usage.generated - 1)
     return {
         "cache_n": usage.cached,
         "prompt_n": n_prompt,
@@ -121,8 +124,8 @@ def llamacpp_timings(usage: Usage, timings: Timings, *, timed_out: bool = False)
         "prompt_per_second": _rate(n_prompt, timings.prompt_s),
         "predicted_n": usage.generated,
         "predicted_ms": timings.generate_s * 1000,
-        "predicted_per_token_ms": timings.generate_s * 1000 / max(1, usage.generated),
-        "predicted_per_second": _rate(usage.generated, timings.generate_s),
+        "predicted_per_token_ms": timings.generate_s * 1000 / n_later if n_later else 0.0,
+        "predicted_per_second": _rate(n_later, timings.generate_s),
         "queue_ms": timings.queue_s * 1000,
         "preempted_n": timings.n_preempted,
         **({"draft_n": usage.drafted, "draft_n_accepted": usage.accepted} if usage.drafted else {}),
@@ -138,6 +141,11 @@ def llamacpp_progress(progress: PromptProgress) -> dict[str, Any]:
         "processed": progress.processed,
         "time_ms": progress.seconds * 1000,
     }
+
+
+def progress_timings(progress: PromptProgress) -> dict[str, Any]:
+    """Numbers and times within the prompt, in the shape of llama-server's API."""
+    return llamacpp_timings(Usage(progress.processed, progress.cached), Timings(0.0, progress.seconds, 0.0))
 
 
 def _rate(n: int, seconds: float) -> float:

@@ -30,13 +30,18 @@ class HttpSettings:
       them; None is a random seed, and no limit of the server's own.
     - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
+    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
     - `props`: let `POST /props` change the defaults of requests.
-    - `llamacpp_metrics`: repeat metrics under llama-server's names.
-    - `log_texts`: log the bodies of requests.
+    - `metrics`: serve `/metrics`. `llamacpp_metrics`: repeat metrics under llama-server's names.
+    - `media_url`: fetch pictures from addresses of http and https, of public hosts only.
+    - `log_texts`: log the bodies of requests, and let replies have `__verbose` by default.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
+    - `data`: folder of the store of responses, conversations, files and batches, None for one in memory.
+    - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
+      for never.
     - `page`: folder of static files to serve at `/`, None for none.
     """
 
@@ -61,12 +66,19 @@ class HttpSettings:
     system: str = ""
     stop: tuple[str, ...] = ()
     reasoning: bool = True
+    autoload: bool = True
+    models_max: int = 1
     any_model: bool = False
     strict: bool = False
     slots: bool = False
     slot_folder: Path | None = None
     props: bool = False
+    metrics: bool = True
     llamacpp_metrics: bool = False
+    media_url: bool = False
     log_texts: bool = False
     catalogue: Path | None = None
+    data: Path | None = None
+    store_size: int = 256 << 20
+    store_age: float | None = 30 * 86400.0
     page: Path | None = None

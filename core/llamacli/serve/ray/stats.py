@@ -11,7 +11,7 @@ import attrs
 from llamacli.serve.metrics import HistogramStats, ModelStats
 
 _GAUGES = ("running", "waiting", "prompt_tokens_waiting", "kv_pages_used", "kv_pages_total", "kv_pages_cached")
-_COUNTERS = ("prompt_tokens", "generation_tokens", "draft_tokens", "draft_tokens_accepted", "preemptions")
+_COUNTERS = ("prompt_tokens", "generation_tokens", "drafts", "draft_tokens", "draft_tokens_accepted", "preemptions")
 _LABELLED = ("prefix_tokens", "cancelled", "refused", "finished")
 
 
@@ -19,6 +19,7 @@ def total(parts: Iterable[ModelStats]) -> ModelStats:
     """Sum of the numbers of several replicas; slots are joined."""
     parts = list(parts)
     numbers: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in (*_GAUGES, *_COUNTERS)}
+    numbers["n_tokens_max"] = max((part.n_tokens_max for part in parts), default=0)
     numbers |= {name: _joined(getattr(part, name) for part in parts) for name in _LABELLED}
     names = dict.fromkeys(name for part in parts for name in part.histograms)
     histograms = {

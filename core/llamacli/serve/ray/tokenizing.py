@@ -32,7 +32,7 @@ class UnweightedProgram:
         """Raise InvalidRequestError."""
         raise InvalidRequestError("this model was loaded without weights: it has a tokenizer and templates only")
 
-    load = recompiled = extended = forward_with_hidden = shift_keys = forward
+    load = recompiled = extended = forward_with_hidden = forward_in_pieces = shift_keys = forward
 
     def rope_variant(self, seq_len: int) -> int:
         """The same for all lengths: nothing is computed."""

@@ -65,9 +65,18 @@ def test_usage_and_timings(http, fake) -> None:
     }  # fmt: skip
     assert body["timings"] == {
         "cache_n": 4, "prompt_n": 5, "prompt_ms": 250.0, "prompt_per_second": 20.0, "predicted_n": 5,
-        "predicted_ms": 500.0, "predicted_per_second": 10.0, "queue_ms": 500.0, "preempted_n": 1,
-        "prompt_per_token_ms": 50.0, "predicted_per_token_ms": 100.0,
+        "predicted_ms": 500.0, "predicted_per_second": 8.0, "queue_ms": 500.0, "preempted_n": 1,
+        "prompt_per_token_ms": 50.0, "predicted_per_token_ms": 125.0,
     }  # fmt: skip
+
+
+def test_verbose(http, fake) -> None:
+    whole = http.chat(verbose=True, temperature=0.25, max_tokens=5).json["__verbose"]
+    assert whole["prompt"].startswith("<|begin|>")
+    assert "hi" in whole["prompt"]
+    assert (whole["generation_settings"]["temperature"], whole["generation_settings"]["n_predict"]) == (0.25, 5)
+    assert [("__verbose" in chunk) for chunk in http.chat(verbose=True, stream=True).events[-2:]] == [False, True]
+    assert "__verbose" not in http.chat(verbose=False).json
 
 
 def test_stream_joins_to_the_reply(client) -> None:

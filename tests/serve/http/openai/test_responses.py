@@ -95,7 +95,7 @@ def test_error_in_a_stream(http, fake, monkeypatch: pytest.MonkeyPatch) -> None:
     "fields",
     [
         {"previous_response_id": "resp_1"},
-        {"background": True},
+        {"prompt": {"id": "pmpt_1"}},
         {"tools": [{"type": "web_search"}]},
         {"input": [{"type": "computer_call"}]},
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

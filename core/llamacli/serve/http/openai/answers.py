@@ -11,10 +11,18 @@ from llamacli.chat import openai
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import Prepared
-from llamacli.serve.http.replies import Choice, Reply, joined, llamacpp_progress, llamacpp_timings, openai_usage
+from llamacli.serve.http.replies import (
+    Choice,
+    Reply,
+    joined,
+    llamacpp_progress,
+    llamacpp_timings,
+    openai_usage,
+    progress_timings,
+)
 from llamacli.serve.http.schemas.common import Generation
 from llamacli.serve.http.sse import DONE, event
-from llamacli.serve.requests import Done, Event, Finished, PromptProgress
+from llamacli.serve.requests import Done, Event, Finished, PromptProgress, TokenTimings
 
 
 class Shapes(abc.ABC):
@@ -33,6 +41,8 @@ class Shapes(abc.ABC):
         self._generation, self._n_top, self._timed_out = generation, made.n_top, False
         self._has_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         self._has_timings = bool(request.timings_per_token)
+        self._times: dict[str, Any] = {}
+        self._verbose = {} if made.verbose is None else {"__verbose": made.verbose}
         begin = {"id": f"{prefix}-{generation.id}", **({"object": whole} if whole == chunk else {})}
         rest = {"created": int(time.time()), "model": info.name, "system_fingerprint": info.fingerprint}
         self._head = {**begin, **rest, "object": whole}
@@ -51,6 +61,7 @@ class Shapes(abc.ABC):
             "choices": [self._choice(i, choice, reply) for i, choice in enumerate(reply.choices)],
             "usage": openai_usage(reply.usage),
             "timings": llamacpp_timings(reply.usage, reply.timings, timed_out=timed_out),
+            **self._verbose,
         }
 
     @abc.abstractmethod
@@ -61,11 +72,15 @@ class Shapes(abc.ABC):
         """Chunks of an event."""
         match event:
             case PromptProgress():
+                if self._has_timings:
+                    self._times = {"timings": progress_timings(event)}
                 yield self._object(choices=[], prompt_progress=llamacpp_progress(event))
+            case TokenTimings():
+                self._times = {"timings": llamacpp_timings(event.usage, event.timings)}
             case Finished():
                 self._timed_out |= event.timed_out
                 yield from self._unscored(event.index)
-                yield self._chunk(event.index, self.end, finish=event.reason)
+                yield self._chunk(event.index, self.end, finish=event.reason) | self._verbose
             case Done() if self._has_usage or self._has_timings:
                 last = self._object(choices=[], usage=openai_usage(event.usage))
                 last["timings"] = llamacpp_timings(event.usage, event.timings, timed_out=self._timed_out)
@@ -90,7 +105,7 @@ class Shapes(abc.ABC):
 
     def _object(self, **fields: Any) -> dict[str, Any]:
         usage = {"usage": None} if self._has_usage else {}
-        return {**self._chunk_head, **usage, **fields}
+        return {**self._chunk_head, **usage, **self._times, **fields}
 
 
 async def answer(call: Call, events: AsyncIterator[Event], shapes: Shapes, *, stream: bool) -> None:

@@ -28,7 +28,7 @@ async def model(call: Call) -> None:
 
 async def load(call: Call, request: ModelName) -> None:
     """Load a model, as llama-server's router."""
-    await call.model(_known(call, request.model).name)
+    await call.model(_known(call, request.model).name, loads=True)
     await call.respond({"success": True})
 
 
@@ -63,5 +63,9 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "owned_by": "llamacli",
         "aliases": list(info.aliases),
         "status": {"value": "loaded" if info.loaded else "unloaded"},
+        "architecture": {
+            "input_modalities": ["text", "image"] if info.sees else ["text"],
+            "output_modalities": ["text"],
+        },
         "meta": meta,
     }

@@ -12,16 +12,35 @@ from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Sc
 MAX_MESSAGES = 10_000
 
 
+class ImageUrl(Schema, kw_only=True):
+    """Address of a picture: a data URI, or http with `--media-url`."""
+
+    foreign: ClassVar[Foreign] = {
+        **dict.fromkeys(("detail", "format"), "pictures are read as the model's encoder does"),
+    }
+
+    url: str
+
+
 class ContentPart(Schema, kw_only=True):
-    """Part of a message's content; only those of type `text` are supported."""
+    """Part of a message's content: `text`, or `image_url`."""
 
     foreign: ClassVar[Foreign] = {
         "cache_control": "prefixes are cached in any case; texts do not depend on it",
-        **dict.fromkeys(("image_url", "input_audio", "video_url", "file"), "such a part is refused by its type"),
+        "detail": "pictures are read as the model's encoder does",
+        "uuid": "equal pictures are told by their content",
+        **dict.fromkeys(("input_audio", "video_url", "file"), "such a part is refused by its type"),
     }
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | str | None = None
+
+
+class PicturePart(ContentPart, kw_only=True):
+    """Picture of a request of another API; `place` is its field there."""
+
+    place: str
 
 
 class FunctionCall(Schema, kw_only=True):
@@ -47,7 +66,7 @@ class ChatMessage(Schema, kw_only=True):
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("refusal", "annotations", "reasoning_details", "provider_specific_fields"),
                         "part of a reply that templates do not read"),
-        "audio": Refused("models read text only"),
+        "audio": Refused("models read text and pictures only"),
         "function_call": Refused("use tool_calls"),
     }  # fmt: skip
 

@@ -153,6 +153,7 @@ class Generation(Sampling, kw_only=True):
     - `truncate_prompt_tokens`: only the last tokens of the prompt are read; -1: as many as the context holds.
     - `id_slot`: number under which `/slots` saves and erases the text; -1 is none.
     - `t_max_predict_ms`: time after the prompt from which a text with a newline ends.
+    - `verbose`: the reply has `__verbose`, with the prompt as the model reads it and all parameters.
     """
 
     foreign: ClassVar[Foreign] = GENERATION
@@ -184,5 +185,6 @@ class Generation(Sampling, kw_only=True):
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    verbose: bool | None = None
     draft_max: Annotated[int, Meta(ge=0, le=256)] | None = msgspec.field(default=None, name="speculative.n_max")
     lora: Lora | None = None

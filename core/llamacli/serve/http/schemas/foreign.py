@@ -34,7 +34,7 @@ class Schema(msgspec.Struct, kw_only=True):
 
 
 TEXT_ONLY = Refused("models read text only")
-_STORED = "nothing is stored"
+_STORED = "only responses are stored"
 _CACHE = "prefixes are cached in any case; texts do not depend on it"
 _SHIFT = "prompts are never shifted or cut"
 _CHAIN = "the samplers do not have it"
@@ -55,7 +55,6 @@ _PEER: Foreign = {
     "backend_sampling": "where samplers run does not change texts",
     "speculative.n_min": "drafts do not change texts",
     "speculative.p_min": "drafts do not change texts",
-    "verbose": "responses have no `__verbose`",
     "min_keep": Refused(_CHAIN),
     "n_indent": Refused("give it to /completion"),
     "post_sampling_probs": Refused("give it to /completion"),

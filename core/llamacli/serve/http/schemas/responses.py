@@ -10,19 +10,27 @@ from llamacli.serve.http.schemas.chat import MAX_MESSAGES
 from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, Sampling
 from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
+MAX_ITEMS = 100
+"""Items that are added to a conversation at once."""
+
 
 class InputPart(Schema, kw_only=True):
-    """Part of an item's content: `input_text`, `output_text`, `text`, `reasoning_text` or `refusal`."""
+    """Part of an item's content.
+
+    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, or `input_image` for models that see.
+    """
 
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("annotations", "logprobs"), "part of a reply that templates do not read"),
-        **dict.fromkeys(("image_url", "file_id", "file_data", "filename", "file_url", "detail", "input_audio"),
-                        "such a part is refused by its type"),
+        **dict.fromkeys(("file_data", "filename", "file_url", "input_audio"), "such a part is refused by its type"),
+        "detail": "pictures are read as the model's encoder does",
+        "file_id": Refused("the server keeps no files: send a data URI as image_url"),
     }  # fmt: skip
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 class InputItem(Schema, kw_only=True):
@@ -91,21 +99,23 @@ class ReasoningOptions(Schema, kw_only=True):
     effort: str | None = None
 
 
-_STATELESS = Refused("this server keeps no conversations")
+class ConversationName(Schema, kw_only=True):
+    """Conversation by its id."""
+
+    id: str
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    """Request of `/v1/responses`."""
+    """Request of `/v1/responses`; `timings_per_token` and `return_progress` are llama.cpp's."""
 
     foreign: ClassVar[Foreign] = {
         **GENERATION,
-        **dict.fromkeys(("previous_response_id", "conversation", "background", "prompt"), _STATELESS),
+        "prompt": Refused("there are no stored templates of prompts"),
         "include": "responses have all that there is",
         "stream_options": "events are not padded",
         "truncation": Refused("prompts are not truncated", ("disabled",)),
         "max_tool_calls": Refused("the client calls tools"),
-        **dict.fromkeys(("top_logprobs", "return_progress", "timings_per_token"),
-                        Refused("/v1/chat/completions has it")),
+        "top_logprobs": Refused("/v1/chat/completions has it"),
         **dict.fromkeys(("grammar", "json_schema", "stop", "n"), Refused("/v1/chat/completions has it")),
     }  # fmt: skip
 
@@ -119,4 +129,29 @@ class ResponsesRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
     metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    background: bool | None = None
+
+
+class ConversationRequest(Schema, kw_only=True):
+    """Request of `POST /v1/conversations`."""
+
+    items: Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class ConversationChange(Schema, kw_only=True):
+    """Request of `POST /v1/conversations/ID`."""
+
+    metadata: dict[str, Any]
+
+
+class ItemsRequest(Schema, kw_only=True):
+    """Request of `POST /v1/conversations/ID/items`."""
+
+    items: Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]

@@ -1,0 +1,327 @@
+"""Hugging Face checkpoint as a model file with GGUF keys and tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+import gguf
+from llamacli.checkpoints.folder import Folder
+from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of
+from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Shape
+from llamacli.checkpoints.safetensors import as_float
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import TensorInfo, metadata_pair, packed_header, parse_header
+from llamacli.quantization import TensorType, nbytes, quantize
+from llamacli.tokenizer.hugging_face import read_json, vocabulary_keys
+
+_SHOWN = 8
+_SKIPPED = re.compile(
+    r"^(mlp|vit\.|vpm\.|siglip2\.|conformer\.|merger\.|resampler\.|sound_encoder\.|sound_projection\.|speech_embeddings\.)"
+    r"|visual\.|vision[._]|audio[._]|talker\.|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|image_newline"
+    r"|view_seperator|patch_embed|patch_merger\.|patch_merge_mlp\.|model\.connector\."
+    r"|\.attention\.(masked_bias|bias)$|\.rotary_emb\.inv_freq$"
+)
+"""Tensors of other modalities, and those that nothing depends on; llama.cpp's converter leaves out the same."""
+
+_ALWAYS_F32 = frozenset(
+    f"{name}.weight"
+    for name in (
+        "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d", "shortconv.conv",
+        "time_mix_first", "time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2",
+        "time_mix_lerp_fused", "altup_correct_coef", "altup_predict_coef", "ssm_conv1d_q", "ssm_conv1d_k",
+        "ssm_conv1d_v", "indexer.proj",
+    )
+)  # fmt: skip
+"""Matrices that are float32 in all files, by their names in a block."""
+
+FILE_TYPES = {TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32}
+_NATIVE = {"F16": TensorType.F16, "BF16": TensorType.BF16}
+
+
+@attrs.frozen
+class _Source:
+    """Where a tensor of the file comes from.
+
+    `names` are those of the checkpoint, of experts that are stacked if `stacked`; `part` of `n_parts` below each other.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    stacked: bool = False
+    part: int = 0
+    n_parts: int = 1
+    conversion: Conversion | None = None
+    values: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False)
+
+
+class CheckpointFile:
+    """A Hugging Face checkpoint as an open model file.
+
+    Matrices have the type `kind`, by default that of the first one of the checkpoint in bfloat16 or float16, else
+    float32. Tensors are converted one at a time, when read. Raises ModelFormatError naming file, field or tensor.
+    """
+
+    alignment = 32
+
+    def __init__(self, folder: Folder, checkpoint: Checkpoint, kind: TensorType | None = None):
+        self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
+        self._config_path = f"{folder.path}/config.json"
+        self._settings = settings_of(folder.config, checkpoint, self._config_path)
+        configured = configured_keys(self._settings, checkpoint, self._config_path)
+        self._scales = self._quantized()
+        n_layer = configured.get(f"{checkpoint.architecture}.block_count")
+        if not isinstance(n_layer, int):
+            raise ModelFormatError(f"{self._config_path}: num_hidden_layers is missing")
+        self._sources = dict(self._targets(n_layer))
+        self.kind = kind or self._native()
+        self.tensors = {name: self._info(name, source) for name, source in self._sources.items()}
+        keys = general_keys(
+            folder.path, checkpoint.architecture, {name: info.shape for name, info in self.tensors.items()},
+            FILE_TYPES[self.kind],
+        )  # fmt: skip
+        keys |= configured
+        kind_found, vocabulary = vocabulary_keys(folder.path, self._settings, checkpoint.vocabulary, checkpoint.pre)
+        keys |= vocabulary
+        tokenizer_config = read_json(folder.path / "tokenizer_config.json")
+        added = checkpoint.tokenizer(kind_found, tokenizer_config, self._settings)
+        keys = {key: value for key, value in (keys | dict(added)).items() if value is not None}
+        self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
+        header = packed_header(list(self._pairs.values()), [])
+        self.metadata = parse_header(header, str(folder.path)).metadata
+        self.paths = [folder.path / "config.json", *folder.files]
+
+    # --- tensors ---
+
+    def _quantized(self) -> dict[str, str]:
+        """Names of scales by the names of their float8 matrices."""
+        quantization = self._folder.raw.get("quantization_config") or {}
+        entries = self._folder.entries
+        found = {
+            name.removesuffix(suffix): name
+            for suffix in ("_scale_inv", "_scale")
+            for name in entries
+            if name.endswith(f".weight{suffix}") or (name.endswith(f"_proj{suffix}") and "experts" in name)
+        }
+        for name, scale in found.items():
+            if name not in entries:
+                raise ModelFormatError(f"{entries[scale].path}: tensor {scale!r} has no {name!r} beside it")
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if method not in (None, "fp8") and not (method == "compressed-tensors" and found):
+            raise ModelFormatError(
+                f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantised and FP8 "
+                "checkpoints are read; take the original checkpoint, or a GGUF file"
+            )
+        for name, entry in entries.items():
+            if entry.dtype.startswith("F8_E4M3") and name not in found:
+                raise ModelFormatError(f"{entry.path}: tensor {name!r} is float8 without {name}_scale_inv")
+        return found
+
+    def _targets(self, n_layer: int) -> Iterator[tuple[str, _Source]]:
+        checkpoint = self._checkpoint
+        names = _Names(checkpoint, n_layer, self._config_path)
+        single: dict[str, tuple[str, ...]] = {}
+        experts: dict[str, dict[int, str]] = {}
+        scales = set(self._scales.values())
+        for name in self._folder.entries:
+            if name in scales or name.endswith((".input_scale", ".k_scale", ".v_scale")) or self._is_left_out(name):
+                continue
+            if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name):
+                experts.setdefault(names.plain(f"{match[1]}.{match[3]}"), {})[int(match[2])] = name
+            else:
+                single[names.plain(name)] = (name,)
+        stacks = {plain: self._numbered(plain, found) for plain, found in experts.items()}
+        for plain, originals in (single | stacks).items():
+            shape = self._shape_of(originals)
+            stacked = plain in stacks
+            parts = names.parts(plain)
+            if shape and len(parts) > 1 and (len(shape) < 2 or shape[-2] % len(parts)):
+                raise ModelFormatError(
+                    f"{self._where(originals[0])} has the shape {shape}, expected {len(parts)} parts"
+                )
+            for number, part in enumerate(parts):
+                target = names.target(part, self._where(originals[0]))
+                shape_of_part = (*shape[:-2], shape[-2] // len(parts), shape[-1]) if len(parts) > 1 else shape
+                conversion = checkpoint.convert.get(re.sub(r"^blk\.\d+\.", "", target))
+                if conversion:
+                    shape_of_part = conversion.shape(shape_of_part, self._settings)
+                yield target, _Source(originals, shape_of_part, stacked, number, len(parts), conversion)
+        names.check()
+        for target, values in checkpoint.extra(self._settings).items():
+            yield target, _Source((), values.shape, values=values)
+
+    def _is_left_out(self, name: str) -> bool:
+        plain = name.replace("language_model.", "")
+        return bool(_SKIPPED.search(plain)) or any(re.search(pattern, name) for pattern in self._checkpoint.drop)
+
+    def _where(self, name: str) -> str:
+        return f"{self._folder.entries[name].path}: tensor {name!r}"
+
+    def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
+        n_expert = next((n for field in ("num_local_experts", "num_experts", "n_routed_experts")
+                         if isinstance(n := self._settings.get(field), int)), len(found))  # fmt: skip
+        if missing := [i for i in range(n_expert) if i not in found]:
+            raise ModelFormatError(f"{self.path}: {plain}: expert {missing[0]} of {n_expert} is missing")
+        if len(found) > n_expert:
+            raise ModelFormatError(f"{self.path}: {plain}: {len(found)} experts, and config.json says {n_expert}")
+        return tuple(found[i] for i in range(n_expert))
+
+    def _shape_of(self, names: tuple[str, ...]) -> Shape:
+        shapes = {self._folder.entries[name].shape for name in names}
+        if len(shapes) > 1:
+            raise ModelFormatError(f"{self._where(names[0])} and the other experts have different shapes")
+        shape = shapes.pop()
+        return shape if len(names) == 1 and ".experts." not in names[0] else self._stacked_shape(names, shape)
+
+    @staticmethod
+    def _stacked_shape(names: tuple[str, ...], shape: Shape) -> Shape:
+        return (len(names), *shape) if re.search(r"\.experts\.\d+\.", names[0]) else shape
+
+    def _native(self) -> TensorType:
+        entries = self._folder.entries
+        used = [name for source in self._sources.values() for name in source.names[:1]]
+        order = {name: i for i, name in enumerate(entries)}
+        for name in sorted(used, key=order.__getitem__):
+            if len(entries[name].shape) > 1 and entries[name].dtype in _NATIVE:
+                return _NATIVE[entries[name].dtype]
+        return TensorType.F32
+
+    def _info(self, name: str, source: _Source) -> TensorInfo:
+        base = re.sub(r"^blk\.\d+\.", "", name)
+        is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
+        kind = TensorType.F32 if is_plain or base in _ALWAYS_F32 else self.kind
+        return TensorInfo(name=name, shape=source.shape, type=kind, n_bytes=nbytes(kind, source.shape))
+
+    # --- the interface of model files ---
+
+    def pair(self, key: str) -> bytes:
+        """Return a metadata key with its value as raw bytes, for copies."""
+        return self._pairs[key]
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        if name not in self._sources:
+            raise ModelFormatError(f"{self.path}: tensor {name!r} is missing")
+        info, source = self.tensors[name], self._sources[name]
+        array = self._read(source, info.type)
+        if array.shape != info.shape:
+            raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
+        rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
+        return rows.view(np.uint8) if rows.dtype != np.uint8 else rows
+
+    def _read(self, source: _Source, kind: Any) -> Array:
+        """Values as `kind` stores them: numbers, or the bits of bfloat16."""
+        if source.values is not None:
+            return source.values
+        dtypes = {self._folder.entries[name].dtype for name in source.names}
+        is_kept = (
+            len(dtypes) == 1
+            and dtypes == {kind.name}
+            and not (source.conversion and source.conversion.computes)
+            and not any(name in self._scales for name in source.names)
+        )
+        parts = [self._part(name, source, kept=is_kept) for name in source.names]
+        array = np.stack(parts) if source.stacked else parts[0]
+        if source.conversion:
+            array = source.conversion.apply(array, self._settings)
+        if is_kept or kind is TensorType.F32:
+            return array if is_kept else array.astype(np.float32, copy=False)
+        if kind is TensorType.F16:
+            return array.astype(np.float16)
+        bits = quantize(array.astype(np.float32).reshape(-1, array.shape[-1]), kind)
+        return np.asarray(bits).view(np.uint16).reshape(array.shape)
+
+    def _part(self, name: str, source: _Source, *, kept: bool) -> Array:
+        entry = self._folder.entries[name]
+        array = self._folder.file(entry).array(name)
+        if not kept:
+            array = self._numbers(name, array, entry.dtype)
+        if source.n_parts > 1:
+            n_rows = array.shape[-2] // source.n_parts
+            array = array[..., source.part * n_rows : (source.part + 1) * n_rows, :]
+        return array
+
+    def _numbers(self, name: str, bits: Array, dtype: str) -> Array:
+        array = as_float(bits, dtype)
+        if name not in self._scales:
+            return array
+        entry = self._folder.entries[self._scales[name]]
+        scale = as_float(self._folder.file(entry).array(self._scales[name]), entry.dtype).astype(np.float32)
+        quantization = self._folder.raw.get("quantization_config") or {}
+        block = quantization.get("weight_block_size")
+        if block and scale.ndim == array.ndim:
+            for axis, size in zip(range(array.ndim - len(block), array.ndim), block, strict=True):
+                scale = scale.repeat(size, axis)
+            scale = scale[tuple(slice(n) for n in array.shape)]
+        scale = scale.reshape(*scale.shape, *[1] * (array.ndim - scale.ndim))
+        try:
+            return array.astype(np.float32, copy=False) * scale
+        except ValueError:
+            raise ModelFormatError(
+                f"{self._where(self._scales[name])} has the shape {entry.shape}, which does not fit {array.shape}"
+            ) from None
+
+    def release(self, name: str) -> None:
+        """Free the memory of one tensor, which will hardly be read again."""
+        for original in self._sources[name].names:
+            self._folder.file(self._folder.entries[original]).release(original)
+
+    def close(self) -> None:
+        """Do nothing: the mappings live as long as this object."""
+
+
+class _Names:
+    """Names of a checkpoint's tensors in GGUF; collects those that have none."""
+
+    def __init__(self, checkpoint: Checkpoint, n_layer: int, config_path: str):
+        arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
+        self._checkpoint, self._config_path = checkpoint, config_path
+        self._map = gguf.get_tensor_name_map(arch, n_layer) if arch is not None else None
+        self._unknown: list[str] = []
+        self._taken: set[str] = set()
+
+    def plain(self, name: str) -> str:
+        """Name after the renamings that all checkpoints share, and the plugin's."""
+        name = name.replace("language_model.", "")
+        if name.endswith("e_score_correction_bias"):
+            name = name.removesuffix("_bias") + ".bias"
+        for pattern, replacement in self._checkpoint.rename:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def parts(self, name: str) -> list[str]:
+        """Names of the parts of a tensor, or its own."""
+        for pattern, parts in self._checkpoint.split.items():
+            if re.search(pattern, name):
+                return [re.sub(pattern, part, name) for part in parts]
+        return [name]
+
+    def target(self, name: str, where: str) -> str:
+        """GGUF name of a tensor."""
+        block = re.search(r"\.(\d+)\.", name)
+        stem, dot, kind = name.rpartition(".")
+        if kind not in ("weight", "bias"):
+            stem, dot, kind = name, "", ""
+        general = re.sub(r"\.\d+\.", ".{}.", stem, count=1)
+        if found := self._checkpoint.tensors.get(general):
+            target = found.replace("{}", block[1] if block else "") + dot + kind
+        else:
+            target = (self._map.get_name(name, (".weight", ".bias")) if self._map else None) or ""
+        if not target or target in self._taken:
+            self._unknown.append(f"{where} {f'is {target} again' if target else ''}".strip())
+        self._taken.add(target)
+        return target
+
+    def check(self) -> None:
+        """Raise ModelFormatError for tensors without a name."""
+        if self._unknown:
+            more = f", and {len(self._unknown) - _SHOWN} more" if len(self._unknown) > _SHOWN else ""
+            raise ModelFormatError(
+                f"{self._config_path}: `architectures` is {self._checkpoint.classes[0]}, which has no "
+                f"{'; '.join(self._unknown[:_SHOWN])}{more}: is it the config.json of another model?"
+            )

@@ -1,0 +1,87 @@
+"""Rules of plugins for Hugging Face checkpoints: keys, tensor names, conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Settings = Mapping[str, Any]
+"""Fields of config.json, with those of its text_config and the defaults."""
+Shape = tuple[int, ...]
+
+
+@attrs.frozen
+class Conversion:
+    """Conversion of a tensor.
+
+    `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
+    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8.
+    """
+
+    apply: Callable[[Array, Settings], Array]
+    shape: Callable[[Shape, Settings], Shape] = lambda shape, settings: shape
+    computes: bool = False
+
+
+@attrs.frozen(eq=False)
+class Checkpoint:
+    """Hugging Face checkpoints that an architecture is read from.
+
+    - `architecture`: the `general.architecture`; `classes`: the values of `architectures` in config.json.
+    - `keys`: GGUF keys of the architecture, without its name, beside those that all have: values, or functions of the
+      fields of config.json; None leaves a key out.
+    - `defaults`: values of fields that config.json lacks, as transformers has them, or functions of the others.
+    - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; `pre` are preferred names of
+      `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind, tokenizer_config.json and config.json.
+    - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
+      in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block, where the map has none.
+    - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex.
+    - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
+    - `extra`: tensors that are computed from the fields of config.json.
+    """
+
+    architecture: str
+    classes: tuple[str, ...]
+    keys: Mapping[str, Any] = attrs.field(factory=dict)
+    defaults: Mapping[str, Any] = attrs.field(factory=dict)
+    vocabulary: tuple[str, ...] = ("bpe",)
+    pre: tuple[str, ...] = ()
+    tokenizer: Callable[[str, Settings, Settings], Mapping[str, Any]] = lambda kind, tokenizer, settings: {}
+    drop: tuple[str, ...] = ()
+    rename: tuple[tuple[str, str], ...] = ()
+    tensors: Mapping[str, str] = attrs.field(factory=dict)
+    split: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    convert: Mapping[str, Conversion] = attrs.field(factory=dict)
+    extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
+
+    @property
+    def name(self) -> str:
+        """Architecture and first class, for messages."""
+        return f"{self.architecture} ({self.classes[0]})"
+
+
+def _interleaved(field: str) -> Conversion:
+    def apply(array: Array, settings: Settings) -> Array:
+        n_head = settings.get(field) or settings["num_attention_heads"]
+        return array.reshape(n_head, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+    return Conversion(apply)
+
+
+INTERLEAVED: Mapping[str, Conversion] = {
+    f"attn_{name}.{kind}": _interleaved(field)
+    for name, field in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    for kind in ("weight", "bias")
+}
+"""Rows of queries and keys for RoPE that rotates pairs, where the original rotates halves of heads."""
+
+PLUS_ONE = Conversion(lambda array, settings: array + array.dtype.type(1), computes=True)
+"""Weights of norms that multiply by `1 + weight` in the original code."""
+
+MINUS_EXP = Conversion(lambda array, settings: -np.exp(array), computes=True)
+"""Decay rates of state-space models: `ssm_a = -exp(A_log)`."""

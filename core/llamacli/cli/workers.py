@@ -1,0 +1,61 @@
+"""Options of models on several machines: --workers, --secret-file, --tensor-split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamacli.cli.command import in_group
+from llamacli.cli.numbers import Form
+from llamacli.cli.options import PATH, option
+
+if TYPE_CHECKING:
+    from llamacli.stages.link import Workers
+
+_ADDRESS = r"(?:[^\s/,:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}"
+
+ADDRESS = Form(_ADDRESS, "an address such as 127.0.0.1:7070")
+_ADDRESSES = Form(rf"{_ADDRESS}(?:,{_ADDRESS})*", "addresses such as node2:7070,node3:7070")
+_SHARES = Form(r"\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?)*", "shares such as 3,1")
+
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of workers, which `pop_workers` reads."""
+    return in_group(
+        "Several machines",
+        option(
+            "--workers", metavar="HOST:PORT,...", type=_ADDRESSES,
+            help="Divide the layers of the model among this process and workers, see `llamacli worker`.",
+        ),
+        option("--secret-file", type=PATH, help="File with the secret of the workers; only its owner may read it."),
+        option(
+            "-ts", "--tensor-split", metavar="N,...", type=_SHARES,
+            help="Shares of the layers, this process first. Default: by the memory and speed of each.",
+        ),
+    )(command)  # fmt: skip
+
+
+def pop_workers(given: dict[str, Any], *unsupported: str) -> Workers | None:
+    """Remove the options of workers from a command's parameters.
+
+    Raises UsageError for options that do not go together, such as one of those `unsupported` with workers; OSError.
+    """
+    addresses, secret_file, split = (given.pop(name) for name in ("workers", "secret_file", "tensor_split"))
+    if addresses is None and secret_file is None and split is None:
+        return None
+    from llamacli.stages.frames import address_of, read_secret
+    from llamacli.stages.link import Workers
+
+    secret = None if secret_file is None else read_secret(secret_file)
+    if addresses is None:
+        raise click.UsageError("--secret-file and --tensor-split need --workers HOST:PORT.")
+    if secret is None:
+        raise click.UsageError("--workers needs --secret-file FILE.")
+    for name in unsupported:
+        if given.get(name):
+            flag = {"ray_address": "ray"}.get(name, name).replace("_", "-")
+            raise click.UsageError(f"--{flag} and --workers exclude each other.")
+    shares = None if split is None else tuple(map(float, split.split(",")))
+    return Workers(tuple(map(address_of, addresses.split(","))), secret, shares)

@@ -1,0 +1,1 @@
+"""Pipeline parallelism over TCP: a model's layers on several machines."""

@@ -1,0 +1,250 @@
+"""Worker: the server of a pipeline stage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.engine import Program, QuantMode
+from llamacli.engine.cutting import cut
+from llamacli.engine.stages import StageRunner
+from llamacli.errors import InvalidRequestError, LlamaCliError, StageError
+from llamacli.graph import Graph
+from llamacli.kernels.team import check_threads
+from llamacli.loaders import ModelFile, identity, open_model_file, unwatched
+from llamacli.model import Model, load_model
+from llamacli.plugins import Plugins, installed_plugins
+from llamacli.stages.frames import Connection, Frame
+from llamacli.stages.link import stage_engine
+from llamacli.stages.messages import BEAT_S, batch_of, digest_of, kv_type_of, send_error, version
+from llamacli.stages.plan import read_speed
+from llamacli.util.settings import LoadMode
+from llamacli.util.system import available_memory
+
+_GREETING_S = 5.0
+"""Seconds that a caller has to prove its secret."""
+
+_GREETERS = 8
+_QUEUED = 64
+"""Frames that wait while a batch is computed."""
+
+_log = logging.getLogger(__name__)
+
+
+class _StageOf:
+    """Engine of the stage that a caller asks for.
+
+    Both must have traced the same graph. `n_bytes` are those of its tensors.
+    """
+
+    def __init__(self, request: Frame, mode: QuantMode, model_id: str, threads: int | None, load: LoadMode):
+        self._request, self._mode, self._id = request, mode, model_id
+        self._threads, self._load = threads, load
+        self.n_bytes = 0
+
+    def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
+        """See `llamacli.engine.base.Engine`."""
+        request, file = self._request, unwatched(file)
+        if request.text("graph") != digest_of(graph):
+            raise StageError("the plugins of the two processes record different forward passes")
+        places, number = request.numbers("places"), request.number("number")
+        stages = cut(graph, places)
+        if not 0 < number < len(stages):
+            raise StageError(f"stage {number} of {len(stages)} is none of a worker")
+        names = {tensor.name for op in stages[number].ops for tensor in op.tensors()}
+        self.n_bytes = sum(file.tensors[name].n_bytes for name in names)
+        engine = stage_engine(file, self._id, mode, places, number, self._threads, self._load)
+        return engine.compile(stages[number], file, mode)
+
+
+class Worker:
+    """Server of a pipeline stage, for one caller at a time.
+
+    `path` is the model's file, the same as the caller's. The stage that was loaded last stays loaded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        secret: bytes,
+        *,
+        threads: int | None = None,
+        load: LoadMode = LoadMode.AUTO,
+        plugins: Plugins | None = None,
+    ):
+        self._path, self._secret, self._threads, self._load = path, secret, check_threads(threads), load
+        self._plugins = plugins or installed_plugins()
+        with contextlib.closing(open_model_file(path, self._plugins.loaders())) as file:
+            self._identity = identity(file)
+        self._speed = int(read_speed(self._threads))
+        self._serving = threading.Lock()
+        self._model: Model | None = None
+        self._loaded: object = None
+        self._held = 0  # bytes that loading another stage would free
+        self._connections: set[Connection] = set()
+
+    def serve(self, listener: socket.socket) -> None:
+        """Serve callers until the listening socket is closed."""
+        with ThreadPoolExecutor(_GREETERS) as greeters:
+            try:
+                while True:
+                    sock, address = listener.accept()
+                    greeters.submit(self._greet, sock, f"caller {address[0]}:{address[1]}")
+            except OSError:
+                _log.debug("no longer listening")
+            finally:
+                for connection in list(self._connections):
+                    connection.close()
+
+    def _greet(self, sock: socket.socket, peer: str) -> None:
+        try:
+            connection = Connection.accept(sock, peer, self._secret, _GREETING_S)
+        except StageError as error:
+            _log.warning("%s", error)
+            sock.close()
+            return
+        self._connections.add(connection)
+        try:
+            self._serve_one(connection)
+        except LlamaCliError as error:
+            _log.info("%s", error)
+        except Exception:
+            _log.exception("%s: the stage failed", peer)
+        finally:
+            connection.close()
+            self._connections.discard(connection)
+
+    def _serve_one(self, connection: Connection) -> None:
+        frame = connection.receive()
+        if frame.kind != "hello":
+            raise StageError(f"{connection.peer}: it began with {frame.kind!r}")
+        if not self._serving.acquire(blocking=False):
+            send_error(connection, 0, StageError("it serves another caller"))
+            return
+        try:
+            memory = available_memory() or 1 << 62
+            memory += self._held
+            connection.send("info", version=version(), identity=self._identity, memory=memory, speed=self._speed)
+            with _Beats(connection):
+                runner = self._load_stage(connection, connection.receive())
+                connection.send("loaded")
+                _log.info("%s: stage loaded", connection.peer)
+                _run_batches(connection, runner)
+        finally:
+            self._serving.release()
+
+    def _load_stage(self, connection: Connection, request: Frame) -> StageRunner:
+        """Load the stage that a caller asks for.
+
+        The caller gets the error that is raised, too.
+        """
+        try:
+            if request.kind != "load" or request.text("identity") != self._identity:
+                raise StageError("it asks for another model, or for none")
+            if request.text("mode") not in tuple(QuantMode):
+                raise StageError(f"mode {request.text('mode')!r} is not one of {', '.join(QuantMode)}")
+            mode, wanted = QuantMode(request.text("mode")), dict(request.fields)
+            if self._model is None or self._loaded != wanted:
+                if self._model is not None:
+                    self._model.close()
+                    self._model, self._held = None, 0
+                engine = _StageOf(request, mode, self._identity, self._threads, self._load)
+                self._model, self._loaded = load_model(self._path, mode, plugins=self._plugins, engine=engine), wanted
+                self._held = engine.n_bytes
+            return StageRunner(self._model.program)
+        except Exception as error:
+            send_error(connection, 0, error)
+            raise
+
+
+def _run_batches(connection: Connection, runner: StageRunner) -> None:
+    """Compute the batches of a connection, in order, until it ends."""
+    frames: queue.Queue[Frame | Exception] = queue.Queue(_QUEUED)
+    ended = threading.Event()
+
+    def read() -> None:
+        try:
+            while not ended.is_set():
+                _put(frames, connection.receive(), ended)
+        except Exception as error:
+            _put(frames, error, ended)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    expected = 1
+    try:
+        while True:
+            frame = frames.get()
+            if isinstance(frame, Exception):
+                raise frame
+            if frame.kind == "follow":
+                with contextlib.suppress(MemoryError):  # what reads these pages fails
+                    runner.follow(kv_type_of(frame), _log_of(frame))
+                continue
+            if frame.kind != "batch" or frame.number("number") != expected:
+                raise StageError(
+                    f"{connection.peer}: it sent {frame.kind!r} {frame.fields} instead of batch {expected}"
+                )
+            try:
+                results = runner.run(*batch_of(frame))
+            except Exception as error:
+                if not isinstance(error, LlamaCliError):
+                    _log.exception("%s: batch %d failed", connection.peer, expected)
+                send_error(connection, expected, error)
+            else:
+                connection.send("result", results, number=expected)
+            expected += 1
+    finally:
+        ended.set()
+        connection.close()
+        reader.join()
+
+
+def _put(frames: queue.Queue[Frame | Exception], frame: Frame | Exception, ended: threading.Event) -> None:
+    while not ended.is_set():
+        with contextlib.suppress(queue.Full):
+            frames.put(frame, timeout=1)
+            return
+
+
+def _log_of(frame: Frame) -> npt.NDArray[np.int64]:
+    if len(frame.arrays) != 1 or frame.arrays[0].dtype.str != "<i8" or frame.arrays[0].shape[1:] != (5,):
+        raise StageError("a frame of changes of pages is malformed")
+    return frame.arrays[0]
+
+
+class _Beats(contextlib.AbstractContextManager["_Beats"]):
+    """Thread that tells a caller now and then that the worker lives."""
+
+    def __init__(self, connection: Connection):
+        self._connection, self._ended = connection, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            try:
+                self._connection.send("busy")
+            except StageError:
+                return
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Socket that listens at an address. Raises InvalidRequestError."""
+    try:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}") from None

@@ -1,0 +1,158 @@
+"""Hugging Face folders as model files: equal to llama.cpp's converter."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import checkpoint_cases as cases
+from llamacli import load_model
+from llamacli.conversion import file_type, unchanged, write
+from llamacli.errors import ModelFormatError, UnknownArchitectureError
+from llamacli.plugins import Plugins
+from llamacli.quantization import TensorType
+
+GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "checkpoints.json").read_text())
+
+
+def converted(name: str, folder: Path, plugins: Plugins) -> Path:
+    case, out = cases.CASES[name], folder / f"{name}.gguf"
+    kind = TensorType[case["outtype"].upper()] if "outtype" in case else None
+    file = plugins.open_folder(cases.write_checkpoint(folder, name), kind)
+    write(unchanged(file, file_type(file.kind.name)), out)
+    return out
+
+
+@pytest.mark.parametrize("name", sorted(cases.CASES))
+def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
+    found, expected = cases.summary(converted(name, tmp_path, plugins)), GOLDENS[name]
+    assert found["tensors"] == expected["tensors"]
+    assert found["keys"] == expected["keys"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "qwen3moe", "gemma3", "granite", "olmo3", "smollm3", pytest.param("llama_fp8", marks=pytest.mark.slow)],
+)
+def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:
+    path = converted(name, tmp_path, plugins)
+    logits = []
+    for source in (path, tmp_path / name):
+        with load_model(source, plugins=plugins) as model:
+            session = model.create_session()
+            session.eval(model.tokenizer.encode("then in the end"))
+            logits.append(session.logits)
+    np.testing.assert_array_equal(*logits)
+
+
+def test_conversion_holds_one_tensor(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "mixtral")
+    file = plugins.open_folder(folder)
+    largest = max(info.n_bytes for info in file.tensors.values())
+    tracemalloc.start()
+    write(unchanged(file, file_type("BF16")), tmp_path / "out.gguf", threads=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * largest + (1 << 18)
+    assert peak < sum(info.n_bytes for info in file.tensors.values())
+
+
+def edited(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def expect(folder: Path, plugins: Plugins, *texts: str, error: type[Exception] = ModelFormatError) -> None:
+    with pytest.raises(error) as caught:
+        plugins.open_folder(folder)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_wrong_folders(tmp_path: Path, plugins: Plugins) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    expect(empty, plugins, "the folder is empty")
+    (empty / "model.gguf").touch()
+    expect(empty, plugins, "name the file, such as", "model.gguf")
+    (empty / "adapter_config.json").touch()
+    expect(empty, plugins, "PEFT adapter", "--lora")
+    with pytest.raises(ModelFormatError, match="PEFT adapter"):
+        load_model(empty, plugins=plugins)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "texts"),
+    [
+        ("architectures", None, ("`architectures` is None",)),
+        ("num_hidden_layers", None, ("num_hidden_layers is missing",)),
+        ("num_hidden_layers", "two", ("`n_layers` is 'two'", "expected int")),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0}, ("rope_scaling", "original_max_position_embeddings")),
+        ("rope_scaling", [1], ("rope_scaling is [1]",)),
+        ("quantization_config", {"quant_method": "gptq"}, ("quant_method is 'gptq'", "original checkpoint")),
+        ("num_hidden_layers", 1, ("has no", "model.layers.1.", "config.json of another model")),
+        ("vocab_size", 100, ("token", "beyond vocab_size = 100")),
+    ],
+)
+def test_wrong_configuration(
+    field: str, value: object, texts: tuple[str, ...], tmp_path: Path, plugins: Plugins
+) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen2")
+    edited(folder, **{field: value})
+    expect(folder, plugins, str(folder), *texts)
+
+
+def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen3")
+    edited(folder, architectures=["MixtralForCausalLM"], num_local_experts=4)
+    with pytest.raises(ModelFormatError, match=r"self_attn\.q_norm\.weight.*another model"):
+        plugins.open_folder(folder)
+    edited(folder, architectures=["Qwen2ForCausalLM"])
+    with pytest.raises(ModelFormatError, match=r"attn_q_norm|q_norm"):
+        load_model(folder, plugins=plugins)
+
+
+def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen2")
+    edited(folder, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    expect(folder, plugins, "OwnForCausalLM", "auto_map", "register_checkpoints", error=UnknownArchitectureError)
+    edited(folder, architectures=["Qwen2ForCausalLM"])
+    plugins.open_folder(folder)
+
+
+def test_wrong_tensors(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "mixtral")
+    shards = sorted(folder.glob("*.safetensors"))
+    whole = shards[1].read_bytes()
+    shards[1].unlink()
+    expect(folder, plugins, "1 of 3 shards are missing", shards[1].name)
+    shards[1].write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n")
+    expect(folder, plugins, shards[1].name, "Git LFS pointer", "git lfs pull")
+    shards[1].write_bytes(whole[: len(whole) // 2])
+    expect(folder, plugins, shards[1].name, "truncated")
+    shards[1].write_bytes(b"")
+    expect(folder, plugins, shards[1].name, "cannot read the file")
+    shards[1].write_bytes(shards[0].read_bytes())
+    expect(folder, plugins, "as well")
+    shards[1].write_bytes(whole)
+    edited(folder, num_local_experts=5)
+    expect(folder, plugins, "expert 4 of 5 is missing")
+    edited(folder, num_local_experts=4)
+    plugins.open_folder(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"] | {"more": shards[0].name}}))
+    expect(folder, plugins, "differ from the index", "'more'")
+
+
+def test_pickles_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "llama")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    expect(folder, plugins, "pickle", "save_pretrained")
+
+
+def test_float8_without_scales(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "llama")
+    cases.write_safetensors(folder / "model.safetensors", {"model.norm.weight": ("F8_E4M3", (64,), bytes(64))})
+    expect(folder, plugins, "model.norm.weight", "float8 without", "_scale_inv")

@@ -1,0 +1,56 @@
+"""`llamacli convert`."""
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint_cases import write_checkpoint
+from llamacli.gguf import open_gguf
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path, "qwen3")
+
+
+def test_output_file(invoke, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    assert "BF16" in invoke("convert", folder, out, "--dry-run").stdout
+    assert not out.exists()
+    done = invoke("convert", folder, out)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1].startswith(f"{out}: BF16, ")
+    with open_gguf(out) as file:
+        assert file.metadata["general.architecture"] == "qwen3"
+        assert file.tensors["output.weight"].type.name == "BF16"
+    again = invoke("convert", folder, out, "F16")
+    assert again.exit_code == 1
+    assert "--force overwrites it" in again.stderr
+    assert invoke("convert", folder, out, "F16", "--force").exit_code == 0
+    with open_gguf(out) as file:
+        assert file.tensors["output.weight"].type.name == "F16"
+        assert file.metadata["general.file_type"] == 1
+
+
+@pytest.mark.medium
+def test_quantised_file_runs(program, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    assert program("convert", folder, out, "q8_0", env={"NUMBA_DISABLE_JIT": "0"}).returncode == 0
+    with open_gguf(out) as file:
+        assert file.tensors["output.weight"].type.name == "Q8_0"
+        assert file.metadata["general.file_type"] == 7
+    said = [program("run", source, "once", "-n", "4", "--temp", "0") for source in (out, folder)]
+    assert [done.returncode for done in said] == [0, 0]
+
+
+def test_wrong_input(invoke, folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").rename(tmp_path / "config.json")
+    done = invoke("convert", folder, tmp_path / "out.gguf")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert "config.json is missing" in done.stderr
+    done = invoke("convert", tmp_path / "config.json", tmp_path / "out.gguf")
+    assert done.exit_code == 1
+    assert "is no folder" in done.stderr
+    done = invoke("convert", folder, tmp_path / "out.gguf", "Q9")
+    assert done.exit_code in (1, 2)
+    assert "Q9" in done.stderr or "config.json" in done.stderr

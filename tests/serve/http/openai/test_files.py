@@ -1,0 +1,121 @@
+"""Files and batches, by the official client of OpenAI's API."""
+
+import io
+import json
+
+import openai
+import pytest
+
+from http_server import served, wait_for
+from llamacli.serve.http.batches import split_lines
+from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
+
+pytest.importorskip("python_multipart")
+
+DONE = Done(Usage(9, 4, 5, 2), Timings(0.0, 0.1, 0.1))
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+def client(http) -> openai.OpenAI:
+    with http.openai() as client:
+        yield client
+
+
+def line(name: str, **fields) -> str:
+    body = {"model": "demo", "messages": [{"role": "user", "content": name}], **fields}
+    return json.dumps({"custom_id": name, "method": "POST", "url": PATH, "body": body})
+
+
+def begin(client, lines) -> openai.types.Batch:
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="24h")
+
+
+def ended(client, batch) -> openai.types.Batch:
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed", "cancelled"))
+    return client.batches.retrieve(batch.id)
+
+
+def results(client, file_id) -> list[dict]:
+    return [json.loads(one) for one in client.files.content(file_id).read().splitlines()]
+
+
+def test_files(client) -> None:
+    data = bytes(range(256)) * 20_000
+    made = client.files.create(file=("some.bin", io.BytesIO(data)), purpose="user_data")
+    assert (made.filename, made.bytes, made.purpose) == ("some.bin", len(data), "user_data")
+    assert client.files.content(made.id).read() == data
+    assert made.id in [one.id for one in client.files.list(purpose="user_data")]
+    assert made.id not in [one.id for one in client.files.list(purpose="batch")]
+    assert client.files.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(made.id)
+
+
+def test_wrong_files(http, client) -> None:
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("a", b"x"), purpose="other")
+    form = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--B--\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=B"}
+    assert http.send("/v1/files", form, kind).json["error"]["param"] == "file"
+    assert http.send("/v1/files", b"--C\r\n", kind).json["error"]["code"] == "invalid_form"
+    assert http.send("/v1/files", form, {**kind, "origin": "http://evil.example"}).status == 415
+    assert http.send("/v1/files", {"purpose": "batch"}).status == 415
+
+
+def test_batch_with_broken_lines(client, fake) -> None:
+    lines = [line(f"r{i}") for i in range(50)]
+    lines[10], lines[20], lines[30] = "{broken", line("r5"), line("r30", temperature="x")
+    lines[40] = line("r40", stream=True)
+    batch = ended(client, begin(client, lines))
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (50, 46, 4)
+    found = results(client, batch.output_file_id)
+    assert [one["custom_id"] for one in found] == [f"r{i}" for i in range(50) if i not in (10, 20, 30, 40)]
+    assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in found} == {"one two three"}
+    assert all(request.background for request in fake.requests)
+    broken, twice, wrong, streams = results(client, batch.error_file_id)
+    assert (broken["error"]["line"], broken["error"]["code"], broken["response"]) == (11, "invalid_json", None)
+    assert "there twice" in twice["error"]["message"]
+    assert wrong["response"]["status_code"] == 400
+    assert streams["error"]["param"] == "body.stream"
+
+
+def test_cancelled_batch_keeps_its_results(client, fake) -> None:
+    usual = fake.script
+    endless = [Admitted(0.0), *[TextDelta(0, "x")] * 1_000_000, Finished(0, "stop"), DONE]
+    fake.script = lambda request: usual(request) if len(fake.requests) < 5 else endless
+    batch = begin(client, [line(f"r{i}") for i in range(50)])
+    wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 5)
+    done = client.batches.cancel(batch.id)
+    assert (done.status, done.request_counts.completed) == ("cancelled", 5)
+    assert len(results(client, done.output_file_id)) == 5
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(batch.id)
+    assert client.batches.list().data[0].id == batch.id
+
+
+def test_batch_goes_on_after_a_restart(fake, demo, tmp_path) -> None:
+    settings = {"data": tmp_path / "data", "shutdown_timeout": 0.0}
+    usual = fake.script
+    endless = [Admitted(0.0), *[TextDelta(0, "x")] * 1_000_000, Finished(0, "stop"), DONE]
+    with served(fake, **settings) as first, first.openai() as client:
+        fake.script = lambda request: usual(request) if len(fake.requests) < 20 else endless
+        batch = begin(client, [line(f"r{i}") for i in range(50)])
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 20)
+    fake.__init__(demo)
+    with served(fake, **settings) as second, second.openai() as client:
+        batch = ended(client, batch)
+        assert sorted(one["custom_id"] for one in results(client, batch.output_file_id)) == sorted(
+            f"r{i}" for i in range(50)
+        )
+        assert len(fake.requests) == 30
+
+
+def test_split_lines() -> None:
+    text = b"one\ntwo two\n\nthree"
+    for size in range(1, 8):
+        chunks = [text[i : i + size] for i in range(0, len(text), size)]
+        assert list(split_lines(chunks, 100)) == [b"one", b"two two", b"", b"three"]
+        assert list(split_lines(chunks, 3)) == [b"one", b"two ", b"", b"thre"]

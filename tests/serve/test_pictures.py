@@ -1,0 +1,363 @@
+"""Pictures in the server: APIs, pieces of encoding, shared cells, refusals."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from http_server import Served, served, wait_for
+from llamacli import Model, load_model
+from llamacli.media.encoder import LoadedEncoder
+from llamacli.plugins import Plugins
+from llamacli.serve import planning
+from llamacli.serve.engine import LocalEngine
+from llamacli.serve.models import ModelSource
+from llamacli.serve.settings import EngineSettings
+from media_cases import CASES, drawn, write_mmproj, write_text
+
+pytestmark = pytest.mark.medium
+
+ONE, OTHER = drawn(61, 33), np.full((33, 61, 3), 255, np.uint8)
+N_NEW = 12
+
+
+def png(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def b64(pixels: np.ndarray) -> str:
+    return base64.b64encode(png(pixels)).decode()
+
+
+def uri(pixels: np.ndarray) -> str:
+    return f"data:image/png;base64,{b64(pixels)}"
+
+
+def user(*parts: str | np.ndarray) -> dict[str, Any]:
+    """Message of texts and pictures, in OpenAI's form."""
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": uri(part)}}
+        for part in parts
+    ]
+    return {"role": "user", "content": content}
+
+
+def write(folder: Path, name: str) -> Path:
+    write_mmproj(folder / "mmproj-text.gguf", name)
+    return write_text(folder / "text.gguf", name)
+
+
+def load_case(name: str) -> Callable[..., Model]:
+    plugins = Plugins.of(CASES[name].text, media=[CASES[name].encoder])
+
+    def load(path: Path, mode: str, **options: Any) -> Model:
+        return load_model(path, mode, plugins=plugins, **options)
+
+    return load
+
+
+@contextlib.contextmanager
+def start(folder: Path, name: str = "idefics3", **settings: Any) -> Iterator[LocalEngine]:
+    path = folder / "text.gguf"
+    if not path.exists():
+        write(folder, name)
+    given = EngineSettings(**{"threads": 1, "n_ctx": 512, "mode": "fp32", **settings})
+    engine = LocalEngine((ModelSource("tiny", path),), given, load_case(name))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path, name: str = "idefics3", http: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Served]:
+    with start(folder, name, **settings) as engine, served(engine, template=None, **(http or {})) as server:
+        yield server
+
+
+def chat(server: Served, *messages: dict[str, Any], **fields: Any) -> Any:
+    body = {"messages": list(messages), "max_tokens": N_NEW, "temperature": 0, **fields}
+    reply = server.send("/v1/chat/completions", body)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def text_of(answer: Any) -> str:
+    """ASCII of a reply: random models draw broken characters."""
+    text: str = answer["choices"][0]["message"]["content"]
+    return text.encode("ascii", "ignore").decode()
+
+
+def alone(folder: Path, name: str, text: str, *pictures: np.ndarray) -> str:
+    """Reply of the library."""
+    with load_case(name)(folder / "text.gguf", "fp32", threads=1) as model:
+        return text_of(model.create_chat_completion([user(*pictures, text)], max_tokens=N_NEW, temperature=0.0))
+
+
+@pytest.mark.parametrize("name", ["idefics3", "gemma3"])
+def test_replies_are_those_of_a_session(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, name)
+    expected = [alone(tmp_path, name, "What?", picture) for picture in (ONE, OTHER)]
+    monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e5)
+    for settings in ({}, {"step_ms": 0.1}, {"step_ms": 0.0}, {"lookup": True}, {"max_running": 1}):
+        with serving(tmp_path, name, **settings) as server, ThreadPoolExecutor(2) as pool:
+            both = [*pool.map(lambda one: text_of(chat(server, user(one, "What?"))), (ONE, OTHER))]
+        assert both == expected, settings
+    assert expected[0] != expected[1]
+
+
+def test_every_api_shows_the_same_picture(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        whole = chat(server, user(ONE, "What?"))["choices"][0]["message"]["content"]
+        given = {"model": "tiny", "options": {"temperature": 0, "num_predict": N_NEW}, "stream": False}
+        message = {"role": "user", "content": "What?", "images": [b64(ONE)]}
+        assert server.send("/api/chat", {"messages": [message], **given}).json["message"]["content"] == whole
+        generated = server.send("/api/generate", {"prompt": "What?", "images": [b64(ONE)], **given}).json
+        assert generated["response"] == whole
+        parts = [{"type": "input_image", "image_url": uri(ONE)}, {"type": "input_text", "text": "What?"}]
+        body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": N_NEW, "temperature": 0}
+        answer = server.send("/v1/responses", body).json
+        assert answer["output"][0]["content"][0]["text"] == whole
+        source = {"type": "base64", "media_type": "image/png", "data": b64(ONE)}
+        blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+        body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": N_NEW, "temperature": 0}
+        reply = server.send("/v1/messages", body).json
+        assert reply["content"][0]["text"] == whole
+        counted = server.send("/v1/messages/count_tokens", {"messages": body["messages"]}).json["input_tokens"]
+        assert counted == reply["usage"]["input_tokens"] + reply["usage"].get("cache_read_input_tokens", 0)
+
+
+def test_capabilities(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert "vision" in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
+        assert server.send("/props").json["modalities"] == {"vision": True, "audio": False}
+        (one,) = server.send("/v1/models").json["data"]
+        assert one["architecture"]["input_modalities"] == ["text", "image"]
+    (tmp_path / "mmproj-text.gguf").unlink()
+    with serving(tmp_path) as server:
+        assert "vision" not in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
+        assert server.send("/props").json["modalities"]["vision"] is False
+        reply = server.send("/v1/chat/completions", {"messages": [user(ONE)]})
+        assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
+
+
+def test_the_same_picture_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[bytes] = []
+    original = LoadedEncoder._encoded
+
+    def counted(self: LoadedEncoder, tile: Any) -> Any:
+        encoded.append(tile.key)
+        return original(self, tile)
+
+    monkeypatch.setattr(LoadedEncoder, "_encoded", counted)
+    with serving(tmp_path) as server:
+        first = chat(server, user(ONE, "What?"))
+        n = len(encoded)
+        again = chat(server, user(ONE, "What?"))
+        assert (n > 1, len(encoded)) == (True, n)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
+        other = chat(server, user(OTHER, "What?"))
+        assert other["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"], "of equal size"
+        assert text_of(other) != text_of(first) == text_of(again)
+        n = len(encoded)
+        later = chat(server, user("Look:", ONE, "What?"))
+        assert later["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
+        assert len(encoded) == n, "rows are kept behind another text too"
+
+
+def test_streams_go_on_while_a_picture_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tokens of a stream there is a piece."""
+    monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e4)
+    with start(tmp_path, step_ms=0.01, n_ctx=1024) as engine, served(engine, template=None) as server:
+        chat(server, user("warm"))
+        loaded = next(entry.loaded for entry in engine._entries.values())
+        assert loaded is not None
+        scheduler, seen = loaded.scheduler, []
+        step = scheduler.step
+
+        def counted() -> Any:
+            pieces, running = scheduler.pictures.n_pieces, [one for one in scheduler.running if one.decodes]
+            before = {id(one): len(one.context) for one in running}
+            events = step()
+            if scheduler.pictures.n_pieces > pieces:
+                grown = [len(one.context) - before[id(one)] for one in running if one in scheduler.running.sequences]
+                seen.append((scheduler.pictures.n_pieces - pieces, grown))
+            return events
+
+        monkeypatch.setattr(scheduler, "step", counted)
+        text = threading.Thread(
+            target=chat, args=(server, user("tell")), kwargs={"max_tokens": 900, "ignore_eos": True}
+        )
+        text.start()
+        wait_for(lambda: any(one.decodes for one in scheduler.running))
+        chat(server, user(ONE, "What?"))
+        text.join()
+    beside = [(pieces, grown) for pieces, grown in seen if grown]
+    assert len(beside) > 10
+    assert all(pieces == 1 and grown == [1] for pieces, grown in beside)
+
+
+def test_a_client_that_leaves_ends_the_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1.0)
+    with start(tmp_path, step_ms=0.01) as engine, served(engine, template=None) as server:
+        chat(server, user("warm"))
+        loaded = next(entry.loaded for entry in engine._entries.values())
+        assert loaded is not None
+        pictures, begun = loaded.scheduler.pictures, threading.Event()
+        original = pictures.encode
+
+        def slow(*given: Any) -> Any:
+            begun.set()
+            return original(*given)
+
+        monkeypatch.setattr(pictures, "encode", slow)
+        connection = server.connect()
+        body = json.dumps({"messages": [user(ONE, "What?")], "stream": True})
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        assert begun.wait(60)
+        connection.close()
+        wait_for(lambda: not loaded.scheduler.busy)
+        wait_for(lambda: pictures._tile is None)
+        monkeypatch.setattr(pictures, "encode", original)
+        assert text_of(chat(server, user(ONE, "What?"))) == alone(tmp_path, "idefics3", "What?", ONE)
+
+
+@pytest.mark.parametrize("name", ["idefics3", "gemma3"])
+def test_preempted_prompts_are_evaluated_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, name)
+    plan, calls = planning.Planner.plan, itertools.count()
+
+    def preempting(self: planning.Planner) -> Any:
+        if next(calls) in (2, 5, 9, 13, 17) and self.running.sequences:
+            self.running.preempt(self.running.sequences[-1])
+        return plan(self)
+
+    expected = alone(tmp_path, name, "What?", ONE, OTHER)
+    monkeypatch.setattr(planning.Planner, "plan", preempting)
+    with serving(tmp_path, name, step_ms=0.5) as server:
+        assert text_of(chat(server, user(ONE, OTHER, "What?"))) == expected
+
+
+def test_several_choices_and_turns(tmp_path: Path) -> None:
+    with serving(tmp_path, n_ctx=1024) as server:
+        one = chat(server, user(ONE, "What?"))
+        several = chat(server, user(ONE, "What?"), n=3)
+        texts = {choice["message"]["content"] for choice in several["choices"]}
+        assert texts == {one["choices"][0]["message"]["content"]}
+        turns = [user(ONE, "What?"), {"role": "assistant", "content": text_of(one)}, user("And?", OTHER)]
+        later = chat(server, *turns)
+        assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= one["usage"]["prompt_tokens"]
+
+
+ERRORS: dict[str, tuple[Any, int, str, str]] = {
+    "no URI": ("hello", 400, "invalid_image", "not a data URI"),
+    "no base64": ("data:image/png;base64,???", 400, "invalid_image", "not base64"),
+    "plain data": ("data:image/png,abc", 400, "invalid_image", "not a data URI"),
+    "no picture": ("data:image/png;base64,aGVsbG8gd29ybGQ=", 400, "invalid_image", "no picture"),
+    "cut": (f"data:;base64,{base64.b64encode(png(ONE)[:200]).decode()}", 400, "invalid_image", "damaged"),
+    "a file": ("file:///etc/passwd", 400, "invalid_image", "not a data URI"),
+    "remote": ("https://example.org/x.png", 400, "unsupported_content", "--media-url"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("shared"), http={"max_body": 100 << 20}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_bad_pictures(shared: Served, case: str) -> None:
+    url, status, code, text = ERRORS[case]
+    part = {"type": "image_url", "image_url": {"url": url}}
+    reply = shared.send("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
+    error = reply.json["error"]
+    assert (reply.status, error["code"]) == (status, code)
+    assert text in error["message"]
+    assert error["param"] == "messages[0].content[0].image_url"
+    assert "/etc" not in error["message"].replace(url, "")
+
+
+def bomb() -> bytes:
+    """A PNG of 20,000 x 20,000 pixels in some hundred kilobytes."""
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    return file.getvalue()
+
+
+def text_bomb() -> bytes:
+    """A PNG whose compressed metadata are 80 MB."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info, file = PngInfo(), io.BytesIO()
+    info.add_text("comment", "x" * (80 << 20), zip=True)
+    Image.fromarray(ONE).save(file, "PNG", pnginfo=info)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("make", "text"), [(bomb, "pixels"), (text_bomb, "damaged")])
+def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
+    data = make()
+    assert len(data) < 1 << 20
+    part = {"type": "image_url", "image_url": {"url": f"data:;base64,{base64.b64encode(data).decode()}"}}
+    reply = shared.send("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_image")
+    assert text in reply.json["error"]["message"]
+
+
+def test_many_and_large_pictures(shared: Served, tmp_path: Path) -> None:
+    reply = shared.send("/v1/chat/completions", {"messages": [user(*[ONE] * 100, "What?")]})
+    assert reply.status == 400
+    assert "100 pictures; 64 are allowed" in reply.json["error"]["message"]
+    reply = shared.send("/v1/chat/completions", {"messages": [user(*[ONE] * 60, "What?")]})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+    part = {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * (50 << 20)}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    reply = shared.send("/v1/chat/completions", body)
+    assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_image")
+    assert "33554432" in reply.json["error"]["message"]
+    with serving(tmp_path) as usual:
+        reply = usual.send("/v1/chat/completions", body)
+        assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_large")
+
+
+def test_pictures_of_other_parts(shared: Served) -> None:
+    part = {"type": "image_url", "image_url": {"url": uri(ONE)}}
+    reply = shared.send("/v1/chat/completions", {"messages": [{"role": "assistant", "content": [part]}, user("x")]})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
+    reply = shared.send("/v1/chat/completions", {"messages": [user(ONE, "x")], "truncate_prompt_tokens": 5})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "truncate_prompt_tokens")
+    reply = shared.send("/api/generate", {"model": "tiny", "prompt": "x", "raw": True, "images": [b64(ONE)]})
+    assert reply.status == 400
+    assert "chat template" in reply.json["error"]
+
+
+def test_an_encoder_of_another_model(tmp_path: Path) -> None:
+    """Beside the model it is left out; named, it is an error."""
+    write_text(tmp_path / "text.gguf", "idefics3")
+    other = write_mmproj(tmp_path / "mmproj-x.gguf", "idefics3", keys={"projection_dim": 96}, seed=" other")
+    with serving(tmp_path) as server:
+        reply = server.send("/v1/chat/completions", {"messages": [user(ONE, "x")]})
+        assert reply.json["error"]["code"] == "unsupported_content"
+    given = EngineSettings(threads=1, mode="fp32")
+    engine = LocalEngine((ModelSource("tiny", tmp_path / "text.gguf", mmproj=other),), given, load_case("idefics3"))
+    with contextlib.closing(engine), pytest.raises(ValueError, match=r"tiny idefics3 other.*another model"):
+        engine.load("tiny").result()

@@ -1,0 +1,230 @@
+"""Workers over TCP: equal bits, and typed errors for whatever goes wrong."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import TinyGguf
+from llamacli import Model, load_model
+from llamacli.errors import InvalidRequestError, StageError
+from llamacli.plugins import Plugins
+from llamacli.stages import messages
+from llamacli.stages.frames import Connection
+from llamacli.stages.link import StagedEngine
+from llamacli.stages.worker import Worker, listen
+
+SECRET = b"a secret of the tests"
+TOKENS = [(7 * i + 3) % 90 for i in range(40)]
+
+
+@contextmanager
+def served(path: Path, plugins: Plugins) -> Iterator[tuple[str, int]]:
+    """Address of a worker on a thread."""
+    with listen(("127.0.0.1", 0)) as listener:
+        worker = Worker(path, SECRET, plugins=plugins)
+        thread = threading.Thread(target=worker.serve, args=(listener,))
+        thread.start()
+        try:
+            yield listener.getsockname()[:2]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def load(path: Path, plugins: Plugins, *addresses: tuple[str, int], secret: bytes = SECRET, **options: object) -> Model:
+    engine = StagedEngine(addresses, secret, **options)  # type: ignore[arg-type]
+    return load_model(path, plugins=plugins, engine=engine)
+
+
+def logits(model: Model) -> np.ndarray:
+    with model.create_session(n_ctx=100) as session:
+        return np.concatenate([session.eval(TOKENS, all_logits=True), session.eval([5], all_logits=True)])
+
+
+@pytest.mark.parametrize("variant", ["gqa", "mamba2", "gemma3n_shared", "t5"])
+def test_workers_give_equal_bits(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf(variant)
+    with served(path, plugins) as one, load(path, plugins, one) as divided, load_model(path, plugins=plugins) as whole:
+        found, expected = (model.generate([TOKENS], max_tokens=9)[0].text for model in (divided, whole))
+        assert found == expected
+
+
+def test_three_nodes_in_the_shares_that_are_asked_for(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa", n_layer=6)
+    with (
+        served(path, plugins) as one,
+        served(path, plugins) as two,
+        load_model(path, plugins=plugins) as whole,
+        load(path, plugins, one, two, split=[1, 1, 4]) as divided,
+    ):
+        np.testing.assert_array_equal(logits(divided), logits(whole))
+
+
+def test_a_worker_serves_one_caller_after_the_other(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa")
+    with served(path, plugins) as one:
+        with load(path, plugins, one) as first:
+            expected = logits(first)
+            with pytest.raises(StageError, match="it serves another caller"):
+                load(path, plugins, one)
+        for _ in range(20):  # until it has noticed that the first one ended
+            try:
+                second = load(path, plugins, one)
+                break
+            except StageError:
+                threading.Event().wait(0.1)
+        with second:
+            np.testing.assert_array_equal(logits(second), expected)
+
+
+def test_a_wrong_secret_is_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa")
+    with served(path, plugins) as one, pytest.raises(StageError, match=f"worker 127.0.0.1:{one[1]}: it refused"):
+        load(path, plugins, one, secret=b"another secret of the tests")
+
+
+def test_another_model_is_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with served(tiny_gguf("gqa"), plugins) as one, pytest.raises(StageError, match="another model file"):
+        load(tiny_gguf("gqa", n_layer=6), plugins, one)
+
+
+def test_another_version_is_refused(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_gguf("gqa")
+    with served(path, plugins) as one:
+        monkeypatch.setattr("llamacli.stages.link.version", lambda: "of tomorrow")
+        with pytest.raises(StageError, match=f"it runs llamacli {messages.version()}, and this process of tomorrow"):
+            load(path, plugins, one)
+
+
+def test_another_forward_pass_is_refused(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_gguf("gqa")
+    with served(path, plugins) as one:
+        monkeypatch.setattr("llamacli.stages.link.digest_of", lambda graph: "another")
+        with pytest.raises(StageError, match="record different forward passes"):
+            load(path, plugins, one)
+
+
+def test_no_worker_at_an_address(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with listen(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[:2]
+    with pytest.raises(StageError, match=f"worker 127.0.0.1:{free[1]}: the connection is lost"):
+        load(tiny_gguf("gqa"), plugins, free)
+
+
+@pytest.mark.parametrize(("split", "message"), [([1.0], "2 positive numbers"), ([1, 0], "2 positive numbers")])
+def test_wrong_splits_are_refused(split: list[float], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        StagedEngine([("127.0.0.1", 1)], SECRET, split=split)
+
+
+def test_more_nodes_than_layers_are_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa", n_layer=2)
+    with (
+        served(path, plugins) as one,
+        served(path, plugins) as two,
+        pytest.raises(InvalidRequestError, match="2 stages at most, and there are 3 nodes"),
+    ):
+        load(path, plugins, one, two)
+
+
+Misbehave = Callable[[Connection, int], None]
+
+
+def garbage(connection: Connection, number: int) -> None:
+    connection._socket.sendall(b"garbage" * 100)
+
+
+def changed(connection: Connection, number: int) -> None:
+    connection._key = b"of another session"
+    connection.send("result", [np.zeros((1, 8), np.float32)], number=number)
+
+
+def wrong_number(connection: Connection, number: int) -> None:
+    connection.send("result", [np.zeros((1, 8), np.float32)], number=number + 1)
+
+
+def wrong_shape(connection: Connection, number: int) -> None:
+    connection.send("result", [np.zeros((1, 8), np.float32)], number=number)
+
+
+def ended(connection: Connection, number: int) -> None:
+    connection.close()
+
+
+def silent(connection: Connection, number: int) -> None:
+    """Send nothing."""
+
+
+def slow(connection: Connection, number: int) -> None:
+    for _ in range(30):
+        connection.send("busy")
+        threading.Event().wait(0.1)
+
+
+WRONG = [
+    (garbage, "too large"),
+    (changed, "a frame was changed, or is not the next one"),
+    (wrong_number, "batch 2, which was not asked"),
+    (wrong_shape, "float32"),
+    (ended, "the connection"),
+    (silent, "it has sent nothing for"),
+    (slow, "the result of batch 1 is missing after"),
+]
+
+
+@contextmanager
+def answering(model: Model, misbehave: Misbehave) -> Iterator[tuple[str, int]]:
+    """Address of a worker that behaves until a batch comes."""
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        connection = Connection.accept(sock, "caller", SECRET, 5)
+        connection.receive()
+        connection.send(
+            "info", version=messages.version(), identity=model.identity, memory=1 << 40, speed=1_000_000_000
+        )
+        connection.receive()
+        connection.send("loaded")
+        try:
+            misbehave(connection, connection.receive().number("number"))
+            done.wait(10)
+        except StageError:
+            pass  # the caller has ended it
+        connection.close()
+
+    done = threading.Event()
+    with listen(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[:2]
+        finally:
+            done.set()
+            thread.join()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("misbehave", "message"), WRONG, ids=[wrong.__name__ for wrong, _ in WRONG])
+def test_workers_that_misbehave_give_typed_errors(
+    misbehave: Misbehave, message: str, tiny_gguf: TinyGguf, plugins: Plugins
+) -> None:
+    path = tiny_gguf("gqa")
+    with (
+        load_model(path, plugins=plugins) as whole,
+        answering(whole, misbehave) as address,
+        load(path, plugins, address, silence_s=1, batch_s=2) as model,
+        model.create_session(n_ctx=100) as session,
+    ):
+        with pytest.raises(StageError, match=message):
+            session.eval(TOKENS)
+        assert session.n_past == 0
+        if misbehave is not wrong_shape:
+            with pytest.raises(StageError, match=r"worker 127\.0\.0\.1"):
+                session.eval(TOKENS)

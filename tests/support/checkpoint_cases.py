@@ -1,0 +1,424 @@
+"""Random Hugging Face folders, written without transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN2_SPLIT = LLAMA3_SPLIT.replace("{1,3}", "")
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+# --- safetensors -----------------------------------------------------------------------------------------------------
+
+
+def random_values(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Values of a tensor, by its name."""
+    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32) * np.float32(0.05)
+
+
+def encoded(values: npt.NDArray[np.float32], dtype: str) -> bytes:
+    """Bytes of values in a dtype of safetensors."""
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes())
+    return values.astype({"F16": "<f2", "F32": "<f4"}[dtype]).tobytes()
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    """Write a safetensors file of dtypes, shapes and bytes by name."""
+    header, offset = {}, 0
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(raw)]}
+        offset += len(raw)
+    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(raw for _, _, raw in tensors.values()))
+
+
+def write_shards(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], n_shards: int) -> None:
+    """Write tensors as shards with an index, or one file."""
+    if n_shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+        return
+    names, weight_map = list(tensors), {}
+    for i in range(n_shards):
+        shard = f"model-{i + 1:05}-of-{n_shards:05}.safetensors"
+        part = names[i * len(names) // n_shards : (i + 1) * len(names) // n_shards]
+        write_safetensors(folder / shard, {name: tensors[name] for name in part})
+        weight_map |= dict.fromkeys(part, shard)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def byte_characters() -> list[str]:
+    """Characters for the 256 bytes in byte-level BPE, in GPT-2's order."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(others))]
+
+
+def write_bpe(folder: Path, split: str | None = QWEN2_SPLIT, *, ignore_merges: bool = False, bos: bool = False) -> int:
+    """Write tokenizer.json of a byte-level BPE; return the number of tokens."""
+    merges = [("\u0120", "t"), ("h", "e"), ("i", "n"), ("\u0120t", "he"), ("e", "r"), ("o", "n"), ("\u0120", "a")]
+    texts = [*byte_characters(), *("".join(pair) for pair in merges)]
+    vocab = {text: i for i, text in enumerate(texts)}
+    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>"]
+    tokens = [
+        {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": text != "<tool>"}
+        for i, text in enumerate(added)
+    ]  # fmt: skip
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": split is None}
+    pre = byte_level
+    if split is not None:
+        isolated = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        pre = {"type": "Sequence", "pretokenizers": [isolated, byte_level]}
+    post: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    if bos:
+        first = {"SpecialToken": {"id": added[0], "type_id": 0}}
+        a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+        entry = {added[0]: {"id": added[0], "ids": [tokens[0]["id"]], "tokens": [added[0]]}}
+        template = {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, first, b],
+                    "special_tokens": entry}  # fmt: skip
+        post = {"type": "Sequence", "processors": [post, template]}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": ignore_merges,
+             "vocab": vocab, "merges": [list(pair) for pair in merges]}  # fmt: skip
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": None,
+               "pre_tokenizer": pre, "post_processor": post, "decoder": byte_level, "model": model}  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+                "model_max_length": 256, "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False,
+                "added_tokens_decoder": {str(token["id"]): {k: v for k, v in token.items() if k != "id"}
+                                         for token in tokens}}  # fmt: skip
+    if bos:
+        settings["bos_token"] = added[0]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(texts) + len(added)
+
+
+def _field(number: int, value: bytes | int | float) -> bytes:
+    if isinstance(value, bytes):
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    if isinstance(value, float):
+        return _varint(number << 3 | 5) + struct.pack("<f", value)
+    return _varint(number << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def write_sentencepiece(folder: Path, *, n_words: int = 20, jinja: bool = False) -> int:
+    """Write tokenizer.model, BPE with bytes; return the number of pieces."""
+    pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    letters = "etaoinshrdlu\u2581"
+    words = [a + b for a in "\u2581aeiou" for b in letters][:n_words]
+    pieces += [(text, -float(i), 1) for i, text in enumerate([*words, *letters, *"bcfgjkmpqvwxyz.,!?"])]
+    pieces += [("<pad>", 0.0, 4), ("<unused0>", 0.0, 5)]
+    encoded_pieces = [
+        _field(1, text.encode()) + _field(2, score) + (_field(3, kind) if kind != 1 else b"")
+        for text, score, kind in pieces
+    ]
+    trainer = _field(3, 2) + _field(4, len(pieces)) + _field(35, 1)
+    model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer)
+    model += _field(3, _field(1, b"identity") + _field(3, 1))
+    (folder / "tokenizer.model").write_bytes(model)
+    added = {str(i): {"content": text, "special": True} for i, (text, _, kind) in enumerate(pieces) if kind in (2, 3)}
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>",
+                "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": added}  # fmt: skip
+    if jinja:
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    else:
+        settings["chat_template"] = TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(pieces)
+
+
+# --- decoders --------------------------------------------------------------------------------------------------------
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def decoder_shapes(
+    config: Mapping[str, Any],
+    *,
+    norms: Iterable[str] = ("input_layernorm", "post_attention_layernorm"),
+    qk_norm: int = 0,
+    biases: Iterable[str] = (),
+    experts: str = "",
+    shared: bool = False,
+    fused: bool = False,
+) -> Shapes:
+    """Shapes of the tensors of a decoder with gated feed-forward networks.
+
+    `qk_norm` is the width of the norms of queries and keys; `experts` the kind of their names, "" without.
+    """
+    n_embd, n_ff, n_vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    n_head, n_head_kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    head = config.get("head_dim") or n_embd // n_head
+    found: Shapes = {"model.embed_tokens.weight": (n_vocab, n_embd)}
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        widths = {"q": n_head * head, "k": n_head_kv * head, "v": n_head_kv * head}
+        if fused:
+            found[f"{layer}self_attn.qkv_proj.weight"] = (sum(widths.values()), n_embd)
+        else:
+            found |= {f"{layer}self_attn.{name}_proj.weight": (width, n_embd) for name, width in widths.items()}
+        found |= {f"{layer}self_attn.{name}_proj.bias": (widths[name],) for name in biases if name in widths}
+        found[f"{layer}self_attn.o_proj.weight"] = (n_embd, widths["q"])
+        if qk_norm:
+            found |= {f"{layer}self_attn.{name}_norm.weight": (qk_norm,) for name in "qk"}
+        found |= {f"{layer}{name}.weight": (n_embd,) for name in norms}
+        n_expert = config.get("num_local_experts") or config.get("num_experts") or 0
+        width = config.get("moe_intermediate_size", n_ff)
+        if experts == "mixtral":
+            found[f"{layer}block_sparse_moe.gate.weight"] = (n_expert, n_embd)
+            for j in range(n_expert):
+                at = f"{layer}block_sparse_moe.experts.{j}."
+                found |= {f"{at}w1.weight": (n_ff, n_embd), f"{at}w2.weight": (n_embd, n_ff),
+                          f"{at}w3.weight": (n_ff, n_embd)}  # fmt: skip
+            continue
+        if experts:
+            found[f"{layer}mlp.gate.weight"] = (n_expert, n_embd)
+            for j in range(n_expert):
+                found |= _network(f"{layer}mlp.experts.{j}.", n_embd, width)
+            if shared:
+                found |= _network(f"{layer}mlp.shared_expert.", n_embd, config["shared_expert_intermediate_size"])
+                found[f"{layer}mlp.shared_expert_gate.weight"] = (1, n_embd)
+            continue
+        if fused:
+            found |= {f"{layer}mlp.gate_up_proj.weight": (2 * n_ff, n_embd),
+                      f"{layer}mlp.down_proj.weight": (n_embd, n_ff)}  # fmt: skip
+        else:
+            found |= _network(f"{layer}mlp.", n_embd, n_ff)
+    found["model.norm.weight"] = (n_embd,)
+    if not config.get("tie_word_embeddings"):
+        found["lm_head.weight"] = (n_vocab, n_embd)
+    return found
+
+
+def _network(prefix: str, n_embd: int, n_ff: int) -> Shapes:
+    return {f"{prefix}gate_proj.weight": (n_ff, n_embd), f"{prefix}up_proj.weight": (n_ff, n_embd),
+            f"{prefix}down_proj.weight": (n_embd, n_ff)}  # fmt: skip
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "vocab_size": 320,
+    "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+_SANDWICH = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+_LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64}  # fmt: skip
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32], "fmt": "e4m3"}
+
+
+def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`."""
+    return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
+    "llama_int_theta": _case(
+        "LlamaForCausalLM", "llama", {"rope_theta": 500000}, tokenizer="sentencepiece", jinja=True
+    ),
+    "llama3": _case(
+        "LlamaForCausalLM", "llama",
+        {"rope_theta": 500000.0, "rope_scaling": _LLAMA3_ROPE, "head_dim": 16, "bos_token_id": 263,
+         "eos_token_id": [265, 263], "tie_word_embeddings": True},
+        tokenizer="llama3", shards=2,
+    ),
+    "llama_f16": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece", dtype="F16"),
+    "llama_f32": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="f32"),
+    "llama_as_f16": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", outtype="f16"),
+    "llama_f32_as_bf16": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="bf16"),
+    "llama_biases": _case(
+        "LlamaForCausalLM", "llama", {"attention_bias": True}, tokenizer="sentencepiece", biases="qkv"
+    ),
+    "llama_fp8": _case(
+        "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
+        tokenizer="sentencepiece", fp8=True,
+    ),
+    "qwen3moe_fp8": _case(
+        "Qwen3MoeForCausalLM", "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "rope_theta": 1e6, "head_dim": 32,
+         "quantization_config": FP8},
+        tokenizer="qwen2", qk_norm=32, experts="qwen", fp8=True,
+    ),
+    "mistral": _case(
+        "MistralForCausalLM", "mistral", {"rope_theta": 1e6, "head_dim": 32, "sliding_window": None},
+        tokenizer="sentencepiece", generation={"temperature": 0.7, "top_p": 0.95, "top_k": 40},
+    ),
+    "mixtral": _case(
+        "MixtralForCausalLM", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
+        tokenizer="sentencepiece", experts="mixtral", shards=3,
+    ),
+    "qwen2": _case("Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6}, tokenizer="qwen2", biases="qkv"),
+    "qwen2_yarn": _case(
+        "Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6, "rope_scaling": _YARN}, tokenizer="qwen2", biases="qkv",
+        generation={"temperature": 0.7, "repetition_penalty": 1.05},
+    ),
+    "qwen2moe": _case(
+        "Qwen2MoeForCausalLM", "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
+         "shared_expert_intermediate_size": 64},
+        tokenizer="qwen2", biases="qkv", experts="qwen", shared=True,
+    ),
+    "qwen3": _case("Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32}, tokenizer="qwen2", qk_norm=32),
+    "qwen3_tied": _case(
+        "Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32, "tie_word_embeddings": True},
+        tokenizer="qwen2", qk_norm=32, shards=2,
+    ),
+    "qwen3moe": _case(
+        "Qwen3MoeForCausalLM", "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32},
+        tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
+    "granite": _case(
+        "GraniteForCausalLM", "granite",
+        {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+         "logits_scaling": 8.0, "rope_theta": 1e4},
+        tokenizer="gpt2",
+    ),
+    "olmo2": _case(
+        "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
+        norms=_SANDWICH[1::2], qk_norm=64,
+    ),
+    "olmo3": _case(
+        "Olmo3ForCausalLM", "olmo3",
+        {"num_key_value_heads": 4, "rope_theta": 5e5, "sliding_window": 64, "num_hidden_layers": 5},
+        tokenizer="llama3_merged", norms=_SANDWICH[1::2], qk_norm=64,
+    ),
+    "smollm3": _case(
+        "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
+    ),
+    "gemma": _case(
+        "GemmaForCausalLM", "gemma", {"head_dim": 32, "tie_word_embeddings": True}, tokenizer="sentencepiece"
+    ),
+    "gemma2": _case(
+        "Gemma2ForCausalLM", "gemma2",
+        {"head_dim": 32, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 64,
+         "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        tokenizer="sentencepiece", norms=_SANDWICH,
+    ),
+    "gemma3": _case(
+        "Gemma3ForCausalLM", "gemma3_text",
+        {"head_dim": 32, "sliding_window": 64, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+         "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "num_hidden_layers": 7},
+        tokenizer="sentencepiece", norms=_SANDWICH, qk_norm=32,
+    ),
+    "gemma3_f16": _case(
+        "Gemma3ForCausalLM", "gemma3_text",
+        {"head_dim": 32, "sliding_window": 64, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+         "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "num_hidden_layers": 7},
+        tokenizer="sentencepiece", norms=_SANDWICH, qk_norm=32, dtype="F16",
+    ),
+}  # fmt: skip
+"""Checkpoints by name."""
+
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "qwen2": {"split": QWEN2_SPLIT},
+    "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
+    "llama3_merged": {"split": LLAMA3_SPLIT},
+    "gpt2": {"split": None},
+}
+"""Options of `write_bpe` by the kind of tokenizer."""
+
+PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2"}
+"""Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
+
+
+def shapes_of(case: Mapping[str, Any]) -> Shapes:
+    """Shapes of a case's tensors."""
+    names = ("norms", "qk_norm", "biases", "experts", "shared", "fused")
+    shapes = decoder_shapes(case["config"], **{name: case[name] for name in names if name in case})
+    for old, new in case.get("renamed", ()):
+        shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
+    return shapes | case.get("tensors", {})
+
+
+def _float8(name: str, entry: tuple[str, tuple[int, ...], bytes]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Random float8 codes and block scales in place of a matrix."""
+    if not name.endswith("_proj.weight"):
+        return {name: entry}
+    shape = entry[1]
+    codes = np.random.RandomState(zlib.crc32(name.encode())).randint(0, 127, shape).astype(np.uint8)
+    codes |= (codes & 1) << 7  # the code 127 and that with a sign are NaN
+    scales = tuple(-(-n // 32) for n in shape)
+    raw = encoded(np.abs(random_values(name, scales)) * np.float32(0.01), "F32")
+    return {name: ("F8_E4M3", shape, codes.tobytes()), f"{name}_scale_inv": ("F32", scales, raw)}
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    """Write the checkpoint of a case; return its folder."""
+    case, path = CASES[name], folder / name
+    path.mkdir()
+    if case["tokenizer"] == "sentencepiece":
+        write_sentencepiece(path, jinja=case.get("jinja", False))
+    else:
+        write_bpe(path, **TOKENIZERS[case["tokenizer"]])
+    dtype = case.get("dtype", "BF16")
+    config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
+              "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    if generation := case.get("generation"):
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    tensors = {tensor: (dtype, shape, encoded(random_values(tensor, shape), dtype))
+               for tensor, shape in shapes_of(case).items()}  # fmt: skip
+    if case.get("fp8"):
+        tensors = {name: entry for tensor, old in tensors.items() for name, entry in _float8(tensor, old).items()}
+    write_shards(path, tensors, case.get("shards", 1))
+    return path
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def digest(data: bytes) -> str:
+    """Short digest of bytes."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def summary(path: Path) -> dict[str, dict[str, str]]:
+    """Digests of the keys and tensors of a GGUF file, with types."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    keys = {
+        name: f"{'/'.join(kind.name for kind in field.types[:2])} {digest(repr(field.contents()).encode())}"
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.")
+    }
+    tensors = {
+        tensor.name: f"{tensor.tensor_type.name} {tensor.shape[::-1].tolist()} {digest(tensor.data.tobytes())}"
+        for tensor in reader.tensors
+    }
+    return {"keys": keys, "tensors": tensors}
