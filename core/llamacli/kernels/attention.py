@@ -110,7 +110,8 @@ def _with_prefetch(
 ) -> list[ir.Value]:  # fmt: skip
     """Emit a counted loop that prefetches as much as it reads.
 
-    An iteration reads `n_bytes`. One cache line at a time: the processor waits for few lines at once, and a burst would hold up its own loads.
+    An iteration reads `n_bytes`. One cache line at a time: the processor waits for few lines at once, and a burst would
+    hold up its own loads.
     """
     n_lines, together = -(-n_bytes // _LINE), max(1, _LINE // n_bytes)
 
@@ -420,7 +421,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     ) -> None:  # fmt: skip
         """Add a tile of cells to the sums of some tokens.
 
-        It begins at cell `start`; the tokens' heads share one of keys. A turn of `n_turns` prefetches its part of the next tile, in the order of memory; one of -1 none.
+        It begins at cell `start`; the tokens' heads share one of keys. A turn of `n_turns` prefetches its part of the
+        next tile, in the order of memory; one of -1 none.
         """
         a, r = carray(simd.pointer(args), 1, ATTENTION)[0], carray(simd.pointer(run), 1, RUN)[0]
         rows = carray(simd.pointer(r.rows), r.n_rows, ROW)
@@ -592,7 +594,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     ) -> None:  # fmt: skip
         """Attention of some rows of a sequence to some tiles.
 
-        It computes some units of heads. With `partials`, these are the tiles of a chunk, one of n_chunks, and their sums are written there.
+        It computes some units of heads. With `partials`, these are the tiles of a chunk, one of n_chunks, and their
+        sums are written there.
         """
         a = carray(simd.pointer(args), 1, ATTENTION)[0]
         n_heads = min(a.group, MAX_QUERY_ROWS)
