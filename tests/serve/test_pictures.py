@@ -112,7 +112,7 @@ def alone(folder: Path, name: str, text: str, *pictures: np.ndarray) -> str:
         return text_of(model.create_chat_completion([user(*pictures, text)], max_tokens=N_NEW, temperature=0.0))
 
 
-@pytest.mark.parametrize("name", ["idefics3", "gemma3"])
+@pytest.mark.parametrize("name", ["idefics3", "gemma3", "qwen3vl"])
 def test_replies_are_those_of_a_session(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, name)
     expected = [alone(tmp_path, name, "What?", picture) for picture in (ONE, OTHER)]
@@ -240,7 +240,7 @@ def test_a_client_that_leaves_ends_the_encoding(tmp_path: Path, monkeypatch: pyt
         assert text_of(chat(server, user(ONE, "What?"))) == alone(tmp_path, "idefics3", "What?", ONE)
 
 
-@pytest.mark.parametrize("name", ["idefics3", "gemma3"])
+@pytest.mark.parametrize("name", ["idefics3", "gemma3", "qwen3vl"])
 def test_preempted_prompts_are_evaluated_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, name)
     plan, calls = planning.Planner.plan, itertools.count()
