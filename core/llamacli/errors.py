@@ -47,7 +47,7 @@ class ModelNotFoundError(ModelFormatError, FileNotFoundError):
         return f"{self.filename}: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.filename,)
+        return type(self), (self.filename, self.reason)
 
 
 class TokenizerError(LlamaCliError, ValueError):
@@ -189,7 +189,7 @@ class ClosedError(LlamaCliError, RuntimeError):
     """A model, session or cache was used after close()."""
 
 
-class StageError(LlamaCliError, ConnectionError):
+class StageError(LlamaCliError, RuntimeError):
     """A pipeline stage is lost, late, wrong, or of another model."""
 
 

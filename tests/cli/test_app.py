@@ -46,7 +46,7 @@ def bad_model(tmp_path: Path, tiny_gguf):
     [
         ("absent", "no such file"),
         ("empty", "bad.gguf"),
-        ("directory", "not a regular file"),
+        ("directory", "the folder is empty: no model"),
         ("text", "bad.gguf: not a model file of a known format"),
         ("truncated", "truncated"),
         ("version", "version 99"),

@@ -40,7 +40,7 @@ def test_help_has_groups(invoke) -> None:
     headings = re.findall(r"^(\w.*):$", shown, re.M)
     assert headings == [
         "Model and prompt", "Context and length", "Sampling", "Grammar", "Chat", "Speculative decoding", "Output",
-        "Computing", "Model metadata", "Other",
+        "Computing", "Several machines", "Model metadata", "Other",
     ]  # fmt: skip
     assert shown.index("Sampling:") < shown.index("--top-k") < shown.index("Grammar:")
     assert "[from 0 to 1]" in shown

@@ -584,8 +584,8 @@ def test_short_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_options_are_grouped() -> None:
     groups = grouped(serve.params)
     assert list(groups) == [
-        "Models", "Context and requests", "Speculative decoding", "Sampling by default", "Network", "Monitoring",
-        "Ray cluster", "Model metadata", "Computing", "Other",
+        "Models", "Context and requests", "Stored work", "Speculative decoding", "Sampling by default", "Network",
+        "Monitoring", "Ray cluster", "Model metadata", "Computing", "Several machines", "Other",
     ]  # fmt: skip
     assert [option.name for option in groups["Other"]] == ["verbose", "debug"]
 

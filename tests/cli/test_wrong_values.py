@@ -19,7 +19,7 @@ from suite import check_each
 Wrong = tuple[list[str], tuple[str, ...]]
 
 ARGUMENTS = {
-    "batch": ["/dev/null"],
+    "batch": ["/dev/null"], "worker": ["--secret-file", "/dev/null"],
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
     "convert": ["folder", "out.gguf"],
     "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],

@@ -55,7 +55,7 @@ class FakeProgram:
     has_hidden = True
     needs_whole_input = False
     has_encoder = False
-    graph = SimpleNamespace(held=())
+    graph = SimpleNamespace(held=None)
     prompts = Prompts.REGISTERS
 
     def __init__(self, clock: FakeClock, n_vocab: int, base: float = 0.025, per_row: float = 0.002):

@@ -37,7 +37,7 @@ _NAME = "batch"
 @threads_option
 @global_options
 def batch(requests: str, models: tuple[str, ...], output: str | None, **given: Any) -> None:
-    """Answer each line of REQUESTS, a JSONL file as for OpenAI's batches.
+    """Answer each line of REQUESTS, a JSONL file of requests.
 
     A MODEL is as for `llamacli serve`; lines without a model, or with another name, get the first. Results are in the
     order of the lines; those of a run that was killed are kept in OUTPUT.work, where the next one goes on. A line that
