@@ -210,7 +210,8 @@ def test_auto_differs_from_llama_cpp_by_activation_rounding_only(
 ) -> None:
     product, rounded = linear.product, PEERS_ROUNDING[variant]
 
-    def rounded_product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def rounded_product(x: np.ndarray, weight: np.ndarray, *, is_tiled: bool) -> np.ndarray:
+        assert not is_tiled
         return product(x if len(weight) == N_EXPERT else rounded(x.astype(np.float32)).astype(np.float64), weight)
 
     for module in (linear, moe):
