@@ -46,7 +46,9 @@ def refusal(invoke, command: str, *options: str, **settings) -> str:
     Model files are not opened.
     """
     arguments = ["no such file" for param in app.commands[command].params if isinstance(param, click.Argument)]
-    result = invoke(command, *options, "--", *arguments, **settings)
+    params = [param for param in app.commands[command].params if isinstance(param, click.Option) and param.required]
+    needed = [text for param in params for text in (param.opts[-1], "no such file")]
+    result = invoke(command, *needed, *options, "--", *arguments, **settings)
     assert (result.exit_code, result.stdout) == (2, "")
     return " ".join(result.stderr.split())
 

@@ -32,6 +32,8 @@ WITHOUT = {
     "Patches",
     "MergeRows",
     "GridPositions",
+    "Received",
+    "Sent",
 }
 """Base classes, ops that the examples of all others need, and those of inputs that examples do not have."""
 

@@ -22,6 +22,9 @@ WITHOUT = {
     "Patches",
     "MergeRows",
     "GridPositions",
+    "Deepstack",
+    "Received",
+    "Sent",
 }
 """Base classes, the op that every attention needs, and an input that such graphs do not have."""
 
