@@ -61,6 +61,7 @@ RANDOM = {
     "attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "latent_attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "linear_state": "ops/test_random_shapes.py::test_kernels_compute_what_numpy_does",
+    "deepstack": "ops/test_deepstack.py::test_rows_of_random_shapes_add_their_parts",
     "encode_scaled": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
     "encode_shifted": "kernels/test_encoding.py::test_codes_of_random_shapes_are_the_nearest",
     "encode_groups": "kernels/test_codebook_encoding.py::test_finite_numbers_stay_finite",

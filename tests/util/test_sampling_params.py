@@ -28,6 +28,7 @@ ELSEWHERE = {
     "serve/http/schemas/responses.py": "the fields that OpenAI has",
     "serve/http/openai/responses.py": "the fields that OpenAI has",
     "chat/completions.py": "the arguments that llama-cpp-python has",
+    "compat/llama_cpp.py": "the defaults that llama-cpp-python has",
     "prefix/session.py": "the arguments that its API has",
 }
 """Files with names of parameters beside the table and samplers, and why."""

@@ -148,7 +148,7 @@ def completions_are_the_same(server: Served, fields: dict[str, Any]) -> None:
 
 
 def without_ids(value: Any) -> Any:
-    """JSON without ids and times of creation, which are new for each response."""
+    """Drop ids and times of creation, new for each response, from JSON."""
     if isinstance(value, list):
         return [without_ids(each) for each in value]
     if isinstance(value, dict):
