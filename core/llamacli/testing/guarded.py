@@ -9,6 +9,7 @@ where one ends. Buffers have room for the tokens at hand and no more; the pool o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -124,8 +125,17 @@ class _Tight:
             return self._sized(len(tokens)).forward_with_hidden(tokens, spans, n_last)
 
     def forward_in_pieces(self, tokens: np.ndarray, spans: Any, n_last: Any) -> Any:
-        yield
-        return self.forward(tokens, spans, n_last)
+        with _LOCK:
+            pieces = self._sized(len(tokens)).forward_in_pieces(tokens, spans, n_last)
+        with contextlib.closing(pieces):
+            while True:
+                with _LOCK:
+                    self._sized(len(tokens))  # another size may have been in use since
+                    try:
+                        next(pieces)
+                    except StopIteration as end:
+                        return end.value
+                yield
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._programs[1], name)
