@@ -2,6 +2,7 @@ import itertools
 import json
 from collections.abc import Sequence
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +150,14 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         ("Hi.", "", []),
     ),
     "no channels at all": (HARMONY, "<|start|>assistant", "Hi, you <|there", ("Hi, you <|there", "", [])),
+    "channel cut": (HARMONY, "<|start|>assistant", "<|channel|>comm", ("", "", [])),
+    "recipient cut": (HARMONY, "<|start|>assistant", " to=functions.wea", ("", "", [])),
+    "name in tags, cut": (
+        attrs.evolve(HARMONY, calls=HERMES.calls),
+        "<|start|>assistant",
+        '<|channel|>commentary to=functions.weather<|message|><tool_call>{"na',
+        ("", "", []),
+    ),
     "message without its end": (
         HARMONY,
         "<|start|>assistant",

@@ -46,7 +46,7 @@ def test_completion_imports_nothing_for_chat(environment: dict[str, str], model:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("command", ["inspect"])
+@pytest.mark.parametrize("command", ["inspect", "plugins"])
 def test_commands_without_computing_import_no_compiler(command: str, environment: dict[str, str], model: Path) -> None:
     arguments = [command, str(model)] if command == "inspect" else [command]
     result = subprocess.run(

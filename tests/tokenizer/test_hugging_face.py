@@ -7,8 +7,9 @@ import pytest
 
 from checkpoint_cases import LLAMA3_SPLIT, QWEN2_SPLIT, write_bpe, write_sentencepiece
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.hugging_face import pre_tokenizer, read_json, vocabulary_keys
+from llamacli.tokenizer.hugging_face import pre_tokenizer, vocabulary_keys
 from llamacli.tokenizer.sentencepiece import read_sentencepiece
+from llamacli.util.files import read_json
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,11 @@ class _ChannelReader(Reader):
         keep = 0 if final else len(self._held) - len(text.rstrip()) if marker else partial_marker(self._held, stops)
         text, rest = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         if self._kind == "header":
-            if final and not self._n_messages:  # a reply without channels
+            if final and not self._n_messages:  # a reply without channels, or a header that was cut
                 self._held = self._held[self._n_prompt :]
-                yield from _pieces(self._held, "content")
+                heads = filter(str.strip, (self._syntax.channel, self._syntax.recipient))
+                if not any(self._held.startswith(text) or text.startswith(self._held) for text in heads):
+                    yield from _pieces(self._held, "content")
         else:
             yield from _pieces(text, self._kind)
             self._held = rest
@@ -167,7 +169,7 @@ class _ChannelReader(Reader):
         yield from call.read(self._held[:n], final=whole)
         if not call.is_over or (call.has_begun and not whole and self._syntax.ends):
             return False
-        used = call.source.at if call.has_begun else 0
+        used = call.source.at if call.has_begun or call.is_cut else 0
         self._call, self._held = None, self._held[used if self._held[used:n].strip() else n :]
         return True
 

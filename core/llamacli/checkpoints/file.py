@@ -18,7 +18,7 @@ from llamacli.checkpoints.safetensors import as_float
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import TensorInfo, metadata_pair, packed_header, parse_header
 from llamacli.quantization import TensorType, nbytes, quantize
-from llamacli.tokenizer.hugging_face import read_json, vocabulary_keys
+from llamacli.util.files import read_json
 
 _SHOWN = 8
 _SKIPPED = re.compile(
@@ -86,6 +86,8 @@ class CheckpointFile:
             FILE_TYPES[self.kind],
         )  # fmt: skip
         keys |= configured
+        from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for a list of plugins
+
         kind_found, vocabulary = vocabulary_keys(folder.path, self._settings, checkpoint.vocabulary, checkpoint.pre)
         keys |= vocabulary
         tokenizer_config = read_json(folder.path / "tokenizer_config.json")

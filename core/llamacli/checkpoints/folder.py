@@ -10,7 +10,7 @@ from typing import Any
 
 from llamacli.checkpoints.safetensors import Entry, SafetensorsFile
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.hugging_face import read_json
+from llamacli.util.files import read_json
 
 _INDEX = "model.safetensors.index.json"
 _TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm")

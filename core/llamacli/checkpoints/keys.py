@@ -12,7 +12,7 @@ import numpy as np
 import gguf
 from llamacli.checkpoints.layout import Checkpoint, Settings
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.hugging_face import read_json
+from llamacli.util.files import read_json
 
 _log = logging.getLogger(__name__)
 _F32 = np.dtype(np.float32)

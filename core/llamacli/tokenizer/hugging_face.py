@@ -6,7 +6,6 @@ writes. `tokenizer.ggml.pre` is found by its effect: the name whose rules split 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import regex
 from llamacli.errors import ModelFormatError
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamacli.tokenizer.sentencepiece import PieceType, read_sentencepiece
+from llamacli.util.files import read_json
 
 Keys = dict[str, Any]
 """Values of metadata keys: int for uint32, float for float32, lists of one type for arrays."""
@@ -71,19 +71,6 @@ def _without(folder: Path, kinds: Sequence[str]) -> str:
     model = read_json(path).get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     return f"tokenizer.json: a tokenizer of the kind {kind!r} (model.type), of which {', '.join(kinds)} cannot be made"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, {} for a missing file; ModelFormatError for another text."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path}: no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelFormatError(f"{path}: no JSON object")
-    return found
 
 
 def _model(folder: Path) -> dict[str, Any]:

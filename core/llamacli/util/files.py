@@ -1,8 +1,9 @@
-"""Atomic replacement of files."""
+"""Atomic replacement of files; files of JSON."""
 
 import contextlib
 import errno
 import functools
+import json
 import os
 import re
 import secrets
@@ -10,9 +11,9 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, ModelFormatError
 
 if sys.platform != "win32":
     import fcntl
@@ -21,6 +22,19 @@ if sys.platform != "win32":
 
 _MAX_LINKS = 40
 """Symbolic links on the way to a file, as many as Linux follows."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, {} for a missing file; ModelFormatError for another text."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{path}: no JSON object")
+    return found
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

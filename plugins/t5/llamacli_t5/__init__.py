@@ -1,7 +1,6 @@
 """T5: encoder-decoder models, and their encoders alone.
 
-Raffel et al. 2020 (arXiv:1910.10683). RMSNorm before each part; attention without a scale, and with a bias by distance
-that the first block of a stack has for all. Feed-forward networks are of ReLU (T5) or GEGLU (T5 1.1, Flan-T5). As in
+Raffel et al. 2020 (arXiv:1910.10683): attention has no scale, and a bias by distance of a stack's first block. As in
 llama.cpp, the logits of files without an output matrix are products with the embeddings, not scaled.
 """
 
