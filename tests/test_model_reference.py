@@ -1,7 +1,7 @@
 """Models: the generated page, README's table, and the names of llama.cpp."""
 
-from llamacli.tools.supported import reasons
 from llamacli.plugins import known_architectures
+from llamacli.tools.supported import reasons
 from model_reference import PAGE, README, page, peer_names, readme
 
 COMMAND = "PYTHONPATH=tests/support python -m model_reference"

@@ -13,7 +13,7 @@ PATH = ROOT / "core" / "llamacli" / "data" / "architectures.json"
 
 
 def listed() -> str:
-    """Plugin and models of each architecture as JSON. KeyError for one without models."""
+    """Plugins and models as JSON; KeyError for a name without models."""
     found = {}
     for path in ROOT.glob("plugins/*/pyproject.toml"):
         content = tomllib.loads(path.read_text())

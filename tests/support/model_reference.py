@@ -14,9 +14,9 @@ import numpy as np
 
 import tiny_variants
 from gguf import GGMLQuantizationType
-from llamacli.tools.supported import reasons
 from llamacli.plugins import CHECKPOINTS, Plugins, known_architectures
 from llamacli.testing import models
+from llamacli.tools.supported import reasons
 from paths import entry_points
 
 ROOT = Path(__file__).resolve().parents[2]
