@@ -63,6 +63,7 @@ class LinearState(StateOp):
         shared = heads % self.n_head_k if self.tiled else heads // (self.n_head // self.n_head_k)
         r, k = (run[x][rows].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))
         v = run[self.v][rows].reshape(n, self.n_head, self.d_v)
+        w: Array
         if isinstance(self.w, tuple):  # [n_head, 1, 1] for every token
             w = np.broadcast_to(np.array(self.w, np.float32)[:, None, None], (n, self.n_head, 1, 1))
         elif self.rates:  # [n, 1, d_k, d_v]
@@ -94,14 +95,14 @@ class LinearState(StateOp):
         from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE
 
         n_vectors = next(n for n in range(kernels.MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
-        if isinstance(self.w, tuple):
-            n_decays, w = len(self.w), to.memory(np.tile(np.array(self.w, np.float32), (N_BATCH, 1)))
-        else:
-            n_decays, w = self.w.width, f32(self.w)
-        decay = MATRIX if self.rates else HEAD if n_decays == self.n_head else KEY
-        correction = BETA if self.beta else LOW_RANK if self.a else NONE
         values = {name: getattr(self, name) for name in ("r", "k", "v", "beta", "a", "b")}
         fields: dict[str, Any] = {name: None if value is None else f32(value) for name, value in values.items()}
+        if isinstance(self.w, tuple):
+            n_decays, fields["w"] = len(self.w), to.memory(np.tile(np.array(self.w, np.float32), (N_BATCH, 1)))
+        else:
+            n_decays, fields["w"] = self.w.width, f32(self.w)
+        decay = MATRIX if self.rates else HEAD if n_decays == self.n_head else KEY
+        correction = BETA if self.beta else LOW_RANK if self.a else NONE
         decays = bonus = None
         if self.rates:
             decays = to.memory(np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T))
@@ -109,7 +110,7 @@ class LinearState(StateOp):
             bonus = to.memory(np.ascontiguousarray(to.vector(self.bonus)[: self.n_head, : self.d_k]))
         to.step(
             kernels.linear_state(kernels.StateForm(n_vectors, decay, correction, self.bonus is not None)),
-            LINEAR_STATE, **fields, w=w, **self.state_params(to), out=f32(self.out), decay=decays, bonus=bonus,
+            LINEAR_STATE, **fields, **self.state_params(to), out=f32(self.out), decay=decays, bonus=bonus,
             n_head=self.n_head, n_head_k=self.n_head_k, d_k=self.d_k, d_v=self.d_v, tiled=self.tiled, scale=self.scale,
             work=4.0 * self.n_head * self.d_k * self.d_v,
         )  # fmt: skip

@@ -37,7 +37,7 @@ class Plamo3(Decoder):
     post_norms = True
     has_value_dim = True
     may_have_bias = ()
-    by_layer = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    by_layer: tuple[str, ...] = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
     period = 8
 
     def window(self, metadata: Metadata, key: str) -> int:

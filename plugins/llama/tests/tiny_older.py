@@ -24,7 +24,8 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
     },
     Plamo2(): {
         "plamo2": {
-            "attention.head_count": [0, 4], "attention.head_count_kv": [0, 2], "attention.key_length": 16,
+            # llama.cpp 0c1e57098 never returns from RoPE of a file whose first layer has no heads, as PLaMo 2's own.
+            "attention.head_count": [4, 0], "attention.head_count_kv": [2, 0], "attention.key_length": 16,
             "attention.value_length": 16, "ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16,
             "ssm.time_step_rank": 2, "ssm.group_count": 0,
         },
