@@ -27,7 +27,7 @@ from llamacli.checkpoints import Folder
 from llamacli.engine import ReferenceEngine
 from llamacli.errors import PluginWarning
 from llamacli.gguf import Metadata
-from llamacli.plugins import ARCHITECTURES, CHECKPOINTS, GENERAL, MEDIA, Plugins, known_distribution
+from llamacli.plugins import ARCHITECTURES, CHECKPOINTS, GENERAL, MEDIA, Plugins, known_architectures
 from llamacli.quantization import FORMATS
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
@@ -363,7 +363,7 @@ class TestResolving:
         ],
     )
     def test_unknown_architecture_suggests_a_distribution(self, architecture: str, distribution: str | None) -> None:
-        assert known_distribution(architecture) == distribution
+        assert known_architectures().get(architecture, {}).get("plugin") == distribution
         with pytest.raises(UnknownArchitectureError) as raised:
             Plugins([]).resolve(metadata(architecture))
         assert (f"pip install {distribution}" in str(raised.value)) == (distribution is not None)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,16 +75,3 @@ PROGRAMS = [
 @pytest.mark.parametrize(("page", "number"), PROGRAMS)
 def test_program(folder, page, number):
     assert run(folder, sys.executable, "-c", blocks("python", page)[number]).strip()
-
-
-def test_supported_models_are_those_of_the_plugins() -> None:
-    listed: dict[str, set[str]] = {}
-    for name, architectures in re.findall(
-        r"^\| `(llamacli-[a-z0-9]+)` \| ([^|]*) \|", (ROOT / "README.md").read_text(), re.M
-    ):
-        listed.setdefault(name, set()).update(re.findall("`([^`]+)`", architectures))
-    plugins: dict[str, set[str]] = {}
-    for path in ROOT.glob("plugins/*/pyproject.toml"):
-        project = tomllib.loads(path.read_text())["project"]
-        plugins[project["name"]] = set(project["entry-points"]["llamacli.architectures"])
-    assert listed == plugins

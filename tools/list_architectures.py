@@ -1,6 +1,7 @@
-"""Write the distribution of each architecture to the core's data: `python tools/list_architectures.py`.
+"""Writer of the core's list of architectures: `python tools/list_architectures.py`.
 
-Which plugin runs a file is known without installing it, from this list alone.
+Which plugin runs a file is known without installing it, from this list alone. Names and models are those of
+the plugins' pyproject.toml.
 """
 
 import json
@@ -12,11 +13,13 @@ PATH = ROOT / "core" / "llamacli" / "data" / "architectures.json"
 
 
 def listed() -> str:
-    """Content of the list, by the entry points of this project's plugins."""
+    """Plugins and models as JSON; KeyError for a name without models."""
     found = {}
     for path in ROOT.glob("plugins/*/pyproject.toml"):
-        project = tomllib.loads(path.read_text())["project"]
-        found |= dict.fromkeys(project["entry-points"].get("llamacli.architectures", {}), project["name"])
+        content = tomllib.loads(path.read_text())
+        models = content["tool"]["llamacli"]["models"]
+        for name in content["project"]["entry-points"].get("llamacli.architectures", {}):
+            found[name] = {"plugin": content["project"]["name"], "models": models[name]}
     return json.dumps(found, indent=0, sort_keys=True) + "\n"
 
 

@@ -55,6 +55,7 @@ from llamacli.blocks.mixture import expert_options as expert_options
 from llamacli.blocks.mixture import experts as experts
 from llamacli.blocks.mixture import experts_and_shared as experts_and_shared
 from llamacli.blocks.mixture import network as network
+from llamacli.blocks.mrope import read_mrope as read_mrope
 from llamacli.blocks.nextn import add_nextn as add_nextn
 from llamacli.blocks.nextn import nextn_input as nextn_input
 from llamacli.blocks.nextn import nextn_logits as nextn_logits

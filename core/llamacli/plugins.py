@@ -458,8 +458,8 @@ class Plugins:
     def _unknown(self, name: str) -> str:
         installed = sorted(self.claimed_architectures()) or ["none"]
         message = f"no installed plugin runs architecture {name!r} (installed: {', '.join(installed)})"
-        if distribution := known_distribution(name):
-            return f"{message}; try: pip install {distribution}"
+        if known := known_architectures().get(name):
+            return f"{message}; try: pip install {known['plugin']}"
         return f"{message}; to write a plugin for it: llamacli plugins new NAME --from FILE, see docs/plugins.md"
 
 
@@ -487,11 +487,11 @@ def _unregistered(name: str) -> str:
     return f"claims architecture {name!r} but registers none of this name; is @hookimpl missing?"
 
 
-def known_distribution(architecture: str) -> str | None:
-    """Distribution of this project that runs an architecture, None where none does."""
+def known_architectures() -> dict[str, dict[str, str]]:
+    """`plugin` and `models` of each architecture of this project's plugins."""
     text = importlib.resources.files("llamacli").joinpath("data/architectures.json").read_text("utf-8")
-    distributions: dict[str, str] = json.loads(text)
-    return distributions.get(architecture)
+    found: dict[str, dict[str, str]] = json.loads(text)
+    return found
 
 
 def _names_a_module(entry: EntryPoint) -> bool:

@@ -182,3 +182,27 @@ def test_packed_copies_are_listed_and_deleted(invoke, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("arguments", [("list", "--names", "--packed"), ("rm",), ("rm", "user/repo", "--packed")])
 def test_contradictory_options_are_refused(arguments: tuple[str, ...], invoke) -> None:
     assert invoke(*arguments).exit_code == 2
+
+
+def test_list_supported_asks_the_hub(hub, server: hub_server.HubServer) -> None:
+    server.about[REPO] = {"gguf": {"architecture": "qwen3moe", "total": 1}}
+    (answer,) = json.loads(hub("list", "--supported", REPO, "--json").stdout)
+    assert (answer["architecture"], answer["runs"], answer["plugin"]) == ("qwen3moe", True, "llamacli-qwen")
+
+    server.about[REPO] = {"config": {"architectures": ["Qwen3ForCausalLM"]}}
+    (answer,) = json.loads(hub("list", "--supported", REPO, "--json").stdout)
+    assert (answer["architecture"], answer["note"]) == ("Qwen3ForCausalLM", "as a folder")
+
+    server.about[REPO] = {"gguf": {"architecture": "wavtokenizer-dec"}}
+    refused = hub("list", "--supported", REPO)
+    assert (refused.returncode, "speech" in refused.stderr) == (1, True)
+
+
+def test_list_supported_goes_by_the_name_without_the_hub(hub) -> None:
+    found = hub("list", "--supported", "someone/Qwen3.5-9B-GGUF")
+    assert found.returncode == 0
+    assert [line.split()[1] for line in found.stdout.splitlines()[1:]] == ["qwen35", "qwen35moe"]
+    assert "no such repository" in found.stderr
+    unknown = hub("list", "--supported", "someone/unheard-of")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "no model of this name is known" in unknown.stderr

@@ -3,15 +3,14 @@
 
     python tests/oracle/compare_tokenizers.py FILE [--count 2000] [--seed 0]
     python tests/oracle/compare_tokenizers.py --pre all [--count 2000] [--seed 0]
-    python tests/oracle/compare_tokenizers.py --word-piece 8 --unigram 8 [--count 2000] [--seed 0]
+    python tests/oracle/compare_tokenizers.py --word-piece 8 --unigram 8 --best-scores 8 [--count 2000] [--seed 0]
 
 Compares random texts and every single token. Needs llama-cpp-python, and llamacli with the family's plugin. FILE may be
 any GGUF file; --pre NAME stands for a vocabulary of all pairs of bytes with that pre-tokenizer, which shows every
-difference between word boundaries, --pre all for every pre-tokenizer in turn; --word-piece N and --unigram N for N
-random vocabularies of these schemes. Exits with 1 at the first difference. Two
-differences are intended and ignored: llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans
-up" spaces of some models' decoded text. Its character tables are those of Unicode 15.1: newer characters are not
-tested.
+difference between word boundaries, --pre all for every pre-tokenizer in turn; --word-piece N, --unigram N and
+--best-scores N for N random vocabularies of these schemes. Exits with 1 at the first difference. Two differences are
+intended and ignored: llama.cpp adds a BOS or EOS even where the text spells one already, and it "cleans up" spaces of
+some models' decoded text. Its character tables are those of Unicode 15.1: newer characters are not tested.
 """
 
 import argparse
@@ -245,6 +244,24 @@ def write_unigram(path: str, seed: int) -> None:
     writer.close()
 
 
+def write_best_scores(path: str, seed: int) -> None:
+    """Write a random vocabulary of PLaMo 2's scheme."""
+    rng = random.Random(seed)
+    kinds = {"<|plamo:unk|>": gguf.TokenType.UNKNOWN}
+    kinds |= dict.fromkeys((f"<|plamo:{name}|>" for name in ("bos", "eos", "pad")), gguf.TokenType.CONTROL)
+    kinds |= dict.fromkeys((f"<0x{byte:02X}>" for byte in range(256)), gguf.TokenType.BYTE)
+    for piece in [*"abcdefghijklmnopqrstuvwxyz ., \n", *random_pieces(rng, 3000)]:
+        kinds.setdefault(piece, gguf.TokenType.NORMAL)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("plamo2")
+    writer.add_token_list([*kinds])
+    writer.add_token_types([*kinds.values()])
+    writer.add_token_scores([rng.choice((-1.0, -rng.random() * 12, -float(len(text)))) for text in kinds])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def drop_doubled(ids: list[int], ours: Tokenizer) -> list[int]:
     if ours.add_bos and ids[:2] == [ours.bos_id] * 2:
         ids = ids[1:]
@@ -304,6 +321,7 @@ def main() -> None:
     parser.add_argument("--word-piece", type=int, default=0, metavar="N")
     parser.add_argument("--raw", action="store_true", help="compare vocabularies with merges of raw UTF-8")
     parser.add_argument("--unigram", type=int, default=0, metavar="N")
+    parser.add_argument("--best-scores", type=int, default=0, metavar="N")
     parser.add_argument("--pre", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     llama_cpp.llama_log_set(_quiet, None)
@@ -314,6 +332,7 @@ def main() -> None:
     made += [(f"word-piece-{i}", partial(write_word_piece, seed=i)) for i in range(options.word_piece)]
     made += [(f"raw-{name}", partial(write_raw, model=model, pre=name)) for model, name in RAW if options.raw]
     made += [(f"unigram-{i}", partial(write_unigram, seed=i)) for i in range(options.unigram)]
+    made += [(f"best-scores-{i}", partial(write_best_scores, seed=i)) for i in range(options.best_scores)]
     for name, write in made:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, f"{name}.gguf")

@@ -13,11 +13,15 @@ GATED = "gated/model"
 
 
 class HubServer(ThreadingHTTPServer):
-    """HTTP server of `repos`, files by repository and path; logs `requests`."""
+    """HTTP server of `repos`, files by repository and path; logs `requests`.
+
+    `about` has further fields of a repository's listing.
+    """
 
     def __init__(self, repos: Repos):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos, self.requests = repos, list[str]()
+        self.about: dict[str, dict[str, object]] = {}
 
     @property
     def url(self) -> str:
@@ -53,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             return
         siblings = [{"rfilename": name} for name in self.server.repos[repo]]
-        answer = {"id": repo, "sha": self.server.commit(repo), "siblings": siblings}
+        answer = {"id": repo, "sha": self.server.commit(repo), "siblings": siblings} | self.server.about.get(repo, {})
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _file(self, repo: str, name: str) -> None:

@@ -31,18 +31,22 @@ def pull(reference: str) -> None:
 @click.command("list", cls=Command)
 @option("--names", is_flag=True, help="List the short names of models instead, your own first.")
 @option("--packed", is_flag=True, help="List the packed copies of models in the cache folder instead.")
+@option("--supported", metavar="NAME", help="Say whether a model runs: a repository, an architecture, or its name.")
 @option("--json", is_flag=True, help="Print JSON.")
 @global_options
-def list_models(names: bool, packed: bool, json: bool) -> None:
+def list_models(names: bool, packed: bool, supported: str | None, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
     line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
-    again; `rm --packed` deletes them.
+    again; `rm --packed` deletes them. --supported ends with status 1 if no plugin runs the model.
     """
-    if names and packed:
-        raise click.UsageError("--names and --packed exclude each other.")
+    if names + packed + (supported is not None) > 1:
+        raise click.UsageError("--names, --packed and --supported exclude each other.")
+    if supported is not None:
+        _print_support(supported, json)
+        return
     if names:
         _print_names(json)
         return
@@ -66,6 +70,25 @@ def list_models(names: bool, packed: bool, json: bool) -> None:
         print_table(columns, [row[: len(columns)] for row in rows])
     else:
         note(none)
+
+
+def _print_support(name: str, json: bool) -> None:
+    import attrs
+
+    from llamacli.tools.supported import support
+
+    found = support(name)
+    if json:
+        print_json([attrs.asdict(one) for one in found])
+    elif found:
+        answers = [("yes" if one.runs else "no", one.architecture, one.plugin or "", one.models) for one in found]
+        print_table(("runs", "architecture", "plugin", "models"), answers)
+        for text in dict.fromkeys(one.note for one in found if one.note):
+            note(text)
+    else:
+        note(f"{name}: no model of this name is known; `llamacli inspect FILE` reads a file's architecture")
+    if not any(one.runs for one in found):
+        raise SystemExit(1)
 
 
 def _print_names(json: bool) -> None:

@@ -203,6 +203,18 @@ def fetch(
     return [Path(path) for path in paths]
 
 
+def declared(reference: Reference) -> str | None:
+    """Architecture of a model at the hub, without its files.
+
+    That of its GGUF files, else the class in its config.json, else None. Raises HubError as `fetch`.
+    """
+    with _hub_errors(reference):
+        info = _library().HfApi().model_info(reference.repo, expand=["gguf", "config"])
+    found = (getattr(info, "gguf", None) or {}).get("architecture")
+    classes = (getattr(info, "config", None) or {}).get("architectures") or [None]
+    return str(found or classes[0]) if found or classes[0] else None
+
+
 def _reporting(progress: Callable[[str, int, int], None]) -> type:
     """Stand-in for tqdm's class that calls a function."""
 

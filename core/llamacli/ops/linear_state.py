@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from llamacli.kernels.layout import LANES
+from llamacli.kv import N_BATCH
 from llamacli.ops.activations import sigmoid
 from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.linear import linear
@@ -32,7 +33,7 @@ class LinearState(StateOp):
     r: Value
     k: Value
     v: Value
-    w: Value
+    w: Value | tuple[float, ...]
     rates: Tensor | None
     beta: Value | None
     a: Value | None
@@ -62,7 +63,10 @@ class LinearState(StateOp):
         shared = heads % self.n_head_k if self.tiled else heads // (self.n_head // self.n_head_k)
         r, k = (run[x][rows].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))
         v = run[self.v][rows].reshape(n, self.n_head, self.d_v)
-        if self.rates:  # [n, 1, d_k, d_v]
+        w: Array
+        if isinstance(self.w, tuple):  # [n_head, 1, 1] for every token
+            w = np.broadcast_to(np.array(self.w, np.float32)[:, None, None], (n, self.n_head, 1, 1))
+        elif self.rates:  # [n, 1, d_k, d_v]
             w = np.exp(run[self.w][rows, None, None] * run[self.rates].T[None, None])
         else:  # [n, n_head, 1 or d_k, 1]
             w = run[self.w][rows].reshape(n, self.n_head, self.w.width // self.n_head, 1)
@@ -91,10 +95,14 @@ class LinearState(StateOp):
         from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE
 
         n_vectors = next(n for n in range(kernels.MOST_VECTORS, 0, -1) if self.d_v // LANES % n == 0)
-        decay = MATRIX if self.rates else HEAD if self.w.width == self.n_head else KEY
-        correction = BETA if self.beta else LOW_RANK if self.a else NONE
-        values = {name: getattr(self, name) for name in ("r", "k", "v", "w", "beta", "a", "b")}
+        values = {name: getattr(self, name) for name in ("r", "k", "v", "beta", "a", "b")}
         fields: dict[str, Any] = {name: None if value is None else f32(value) for name, value in values.items()}
+        if isinstance(self.w, tuple):
+            n_decays, fields["w"] = len(self.w), to.memory(np.tile(np.array(self.w, np.float32), (N_BATCH, 1)))
+        else:
+            n_decays, fields["w"] = self.w.width, f32(self.w)
+        decay = MATRIX if self.rates else HEAD if n_decays == self.n_head else KEY
+        correction = BETA if self.beta else LOW_RANK if self.a else NONE
         decays = bonus = None
         if self.rates:
             decays = to.memory(np.ascontiguousarray(to.vector(self.rates)[: self.d_v, : self.d_k].T))
@@ -115,6 +123,7 @@ class LinearState(StateOp):
         keys = map_(g, linear(g, x, param("keys", 10, x.width)), sigmoid)
         yield linear_state(g, few, few, v, gate, n_head=2, n_head_k=1)
         yield linear_state(g, few, few, v, gate, n_head=2, n_head_k=1, beta=gate, scale=0.5)
+        yield linear_state(g, keys, keys, v, (0.9, 0.5), n_head=2)
         four = linear(g, x, param("four", 4, x.width))
         wide = linear(g, x, param("wide", 128, x.width))
         yield linear_state(g, keys, keys, wide, map_(g, four, sigmoid), n_head=4, n_head_k=2, shared="tiled")
@@ -129,7 +138,7 @@ def linear_state(
     r: Value,
     k: Value,
     v: Value,
-    w: Value,
+    w: Value | tuple[float, ...],
     *,
     n_head: int,
     n_head_k: int | None = None,
@@ -148,8 +157,9 @@ def linear_state(
     - `v`: n_head * d_v numbers a token; d_v is a multiple of 16. The result has the same width.
     - `r`, `k`: n_head_k * d_k numbers; n_head_k divides n_head, its default. With `shared` "blocks", consecutive heads
       read the same head of r and k (h // (n_head / n_head_k)); with "tiled", head h reads head h mod n_head_k.
-    - `w`: the decay, a number a head or n_head * d_k numbers. With `rates`, (d_v, d_k), there is one head, w has d_v
-      numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j (selective scan).
+    - `w`: the decay, a number a head or n_head * d_k numbers, or a tuple of one a head for all tokens. With `rates`,
+      (d_v, d_k), there is one head, w has d_v numbers, and the decay is exp(w[j] * rates[j, i]) for row i and column j
+      (selective scan).
     - `beta`, a number a head: the delta rule; v is replaced by beta * (v - (diag(w) S[t-1])^T k).
     - `a`, `b`: n_head * d_k numbers each (RWKV-7).
     - `bonus`, (n_head, d_k): `out[t]` reads S[t-1] + (bonus * k) v^T (RWKV-6).
@@ -171,7 +181,9 @@ def linear_state(
     fits = n_head_k > 0 and n_head % n_head_k == 0 and k.width % n_head_k == 0 and r.width == k.width
     expect("linear_state", fits, f"r and k of widths {r.width} and {k.width}, {n_head} heads and {n_head_k} of r and k")
     d_k, matrix = k.width // n_head_k, rates.weight if isinstance(rates, Param) else rates
-    if matrix:
+    if isinstance(w, tuple):
+        expect("linear_state", len(w) == n_head and not matrix, f"{len(w)} constant decays and {n_head} heads")
+    elif matrix:
         fits = n_head == 1 and matrix.shape == (d_v, d_k) and w.width == d_v
         expect("linear_state", fits, f"{matrix.name} {matrix.shape}, w of width {w.width} and {n_head} heads of {d_v}")
     else:

@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import TokenizerError
+from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
+from llamacli.tokenizer.best_scores import BestScores
 from llamacli.tokenizer.byte_level import ByteLevelBPE
 from llamacli.tokenizer.longest_match import LongestMatch
 from llamacli.tokenizer.merging import RankMerging, ScoreMerging, WhitespaceMerging
@@ -141,6 +142,16 @@ def _unigram(metadata: Metadata) -> TokenizerParts:
     return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, True))
 
 
+def _best_scores(metadata: Metadata) -> TokenizerParts:
+    vocabulary = read_vocabulary(metadata, {"bos": 1, "eos": 2, "unknown": 0, "padding": 3})
+    n_vocab = len(vocabulary.tokens)
+    types = numbers(metadata, TOKEN_TYPE, n_vocab, "iu")
+    if types is None:
+        raise ModelFormatError(f"{metadata.source}: metadata key {TOKEN_TYPE!r} is missing: it tells bytes from texts")
+    scheme = BestScores(vocabulary, types, _scores(metadata, n_vocab))
+    return TokenizerParts(vocabulary, scheme, add_bos=False, add_eos=False)  # fixed, as in llama.cpp
+
+
 def _scores(metadata: Metadata, n_vocab: int) -> npt.NDArray[np.float32]:
     scores = numbers(metadata, SCORES, n_vocab, "iuf")
     return np.zeros(n_vocab, np.float32) if scores is None else scores.astype(np.float32)
@@ -222,6 +233,7 @@ _RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "
 
 TOKENIZER_MODELS: dict[str, Callable[[Metadata], TokenizerParts]] = {
     "llama": _score_merging, "gpt2": _byte_level, "gemma4": _rank_merging, "bert": _word_piece, "t5": _unigram,
-    "whitespace": _whitespace, "rwkv": _longest_match, "test": _ids_only, "none": _ids_only, "no_vocab": _ids_only,
+    "whitespace": _whitespace, "rwkv": _longest_match, "plamo2": _best_scores,
+    "test": _ids_only, "none": _ids_only, "no_vocab": _ids_only,
 }  # fmt: skip
 """Functions that make a tokenizer, by `tokenizer.ggml.model`; plugins add more."""

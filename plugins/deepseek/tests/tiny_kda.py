@@ -1,10 +1,11 @@
-"""Tiny models of Kimi Linear, Ling 3 and Mistral Small 4."""
+"""Tiny models of Kimi Linear, Ling 3, Mistral Small 4 and DeepSeek-OCR."""
 
 from typing import Any
 
 from llamacli.testing import write_architecture
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
 from llamacli_deepseek.mistral4 import Mistral4
+from llamacli_deepseek.ocr import DeepSeek2Ocr
 
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
 _LATENT = {
@@ -28,6 +29,12 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
         },
         "bailingmoe3_mrope": _BOUNDED | {
             "attention.head_count_kv": [1, 0], "rope.dimension_sections": [2, 3, 3, 0],
+        },
+    },
+    DeepSeek2Ocr(): {
+        "deepseek2_ocr": _EXPERTS | {
+            "attention.head_count_kv": 4, "expert_shared_count": 2, "leading_dense_block_count": 1,
+            "expert_weights_scale": 1.5,
         },
     },
     Mistral4(): {

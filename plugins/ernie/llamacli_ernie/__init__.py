@@ -23,6 +23,7 @@ from llamacli.plugin import (
     experts,
     hookimpl,
     network,
+    read_mrope,
 )
 
 LLAMACLI_API = 1
@@ -51,8 +52,12 @@ class Ernie(Architecture):
         """Read the hyperparameters."""
         metadata.get_int(f"{self.name}.nextn_predict_layers", default=0, maximum=0)
         common = Config.from_gguf(metadata)
-        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=True)
+        rope = self.rope(metadata, common.head_dim)
         return ErnieConfig.from_gguf(metadata, rope=rope, n_dense=common.n_layer)
+
+    def rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """RoPE of adjacent pairs."""
+        return Rope.from_gguf(metadata, self.name, head_dim, interleaved=True)
 
     def tensors(self, config: ErnieConfig) -> TensorTable:
         """The tensors of a file."""
@@ -67,7 +72,7 @@ class Ernie(Architecture):
             block.add_fused(
                 "attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd)
             )
-            block.add("attn_output", c.n_embd, n_q)
+            block.add("attn_output", c.n_embd, n_q, bias=True)
             block.add("ffn_norm", c.n_embd)
             if i < c.n_dense:
                 add_network(block, c, c.n_ff)
@@ -102,6 +107,16 @@ class Ernie(Architecture):
         return routed + network(g, block, h, SHARED) if c.n_ff_shared else routed
 
 
+class PaddleOcr(Ernie):
+    """`general.architecture = paddleocr`: positions have components (M-RoPE)."""
+
+    name = "paddleocr"
+
+    def rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """RoPE of halves, in sections."""
+        return read_mrope(metadata, self.name, head_dim, alternate=False)
+
+
 class ErnieMoe(Ernie):
     """`general.architecture = ernie4_5-moe`."""
 
@@ -134,3 +149,4 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
     register(Ernie())
     register(ErnieMoe())
+    register(PaddleOcr())

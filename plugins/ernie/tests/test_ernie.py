@@ -70,7 +70,7 @@ def test_keys_are_named(name: str, key: str, value: object, load: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
-        ("ernie4_5", "blk.0.attn_output.bias"),
+        ("ernie4_5", "blk.0.attn_output_norm.weight"),
         ("ernie4_5", "blk.0.exp_probs_b.bias"),
         ("ernie4_5-moe", "blk.0.exp_probs_b.bias"),
         ("ernie4_5-moe", "blk.1.ffn_gate.weight"),

@@ -94,6 +94,12 @@ ERNIE: dict[str, dict[str, Any]] = {
     "ernie_fused": {"biases": True, "fused": True},
     "ernie_q8_0": {"type": "Q8_0"},
     "ernie_q4_k": _WIDE,
+    "paddleocr": {
+        "architecture": "paddleocr",
+        "biases": True,
+        "tied": True,
+        "metadata": {"paddleocr.rope.dimension_sections": [2, 3, 3, 0]},
+    },
     "ernie_moe": _MOE,
     "ernie_moe_no_bias": _MOE | {"selection_bias": False, "tied": True},
     "ernie_moe_not_shared": _MOE | {"n_ff_shared": None, "biases": True},

@@ -21,6 +21,7 @@ from llamacli.plugin import (
     Value,
     Weights,
     hookimpl,
+    read_mrope,
 )
 
 LLAMACLI_API = 1
@@ -53,7 +54,7 @@ class HunyuanDense(Architecture):
         dense: dict[str, Any] = {"n_expert": 0, "n_expert_used": 0}
         metadata.get_int(f"{self.name}.nextn_predict_layers", default=0, maximum=0)
         common = Config.from_gguf(metadata, **dense)
-        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
+        rope = self.rope(metadata, common.head_dim)
         key = f"{self.name}.rope.scaling.alpha"
         if alpha := metadata.get_float(key, default=0.0, minimum=0.0, maximum=1e6):
             if common.head_dim <= 2:
@@ -61,6 +62,10 @@ class HunyuanDense(Architecture):
             exponent = np.float32(common.head_dim / (common.head_dim - 2))
             rope = attrs.evolve(rope, base=float(np.float32(rope.base) * np.float32(alpha) ** exponent))
         return HunyuanConfig.from_gguf(metadata, rope=rope, **dense)
+
+    def rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """RoPE without scaling by `alpha`."""
+        return Rope.from_gguf(metadata, self.name, head_dim, interleaved=False)
 
     def tensors(self, config: HunyuanConfig) -> TensorTable:
         """The tensors of a file."""
@@ -108,6 +113,20 @@ class HunyuanDense(Architecture):
         return g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
 
 
+class HunyuanVL(HunyuanDense):
+    """`general.architecture = hunyuan_vl`: positions have components (M-RoPE)."""
+
+    name = "hunyuan_vl"
+
+    def rope(self, metadata: Metadata, head_dim: int) -> Rope:
+        """RoPE in sections, where a file has them."""
+        key = f"{self.name}.rope.dimension_sections"
+        sections = metadata.get_ints(key, 4, default=(0, 0, 0, 0), minimum=0, maximum=head_dim)
+        if not all(sections[:2]):
+            return super().rope(metadata, head_dim)
+        return read_mrope(metadata, self.name, head_dim, alternate=False)
+
+
 class HunyuanMoe(HunyuanDense):
     """`general.architecture = hunyuan-moe`: routed experts and a shared one."""
 
@@ -151,3 +170,4 @@ def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
     register(HunyuanDense())
     register(HunyuanMoe())
+    register(HunyuanVL())

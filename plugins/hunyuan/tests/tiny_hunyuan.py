@@ -91,6 +91,15 @@ HUNYUAN: dict[str, dict[str, Any]] = {
     "hunyuan_one_expert": {"metadata": {"hunyuan-dense.expert_count": 1}},
     "hunyuan_q8_0": {"type": "Q8_0"},
     "hunyuan_q4_k": _WIDE,
+    "hunyuan_vl": {
+        "architecture": "hunyuan_vl",
+        "metadata": {
+            "hunyuan_vl.rope.dimension_sections": [2, 3, 3, 0],
+            "hunyuan_vl.rope.scaling.alpha": 1000.0,
+            "hunyuan_vl.rope.freq_base": 100.0,
+        },
+    },
+    "hunyuan_vl_plain": {"architecture": "hunyuan_vl", "biases": True},
     "hunyuan_moe": _MOE | {"n_ff_shared": 160},
     "hunyuan_moe_tied": _MOE | {"tied": True, "head_dim": 32, "n_expert_used": 3},
     "hunyuan_moe_fused": _MOE | {"fused": True, "biases": True},

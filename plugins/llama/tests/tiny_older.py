@@ -5,6 +5,7 @@ from typing import Any
 from llamacli.testing import write_architecture
 from llamacli_llama.grok import Grok
 from llamacli_llama.older import Arctic, Baichuan, Dbrx, OpenElm, Orion, Plamo, Refact, Xverse
+from llamacli_llama.plamo import Plamo2, Plamo3
 
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 _SMALL = {"embedding_length": 32, "attention.head_count": 2, "attention.head_count_kv": 2, "feed_forward_length": 32}
@@ -18,6 +19,24 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
     OpenElm(): {
         "openelm": {
             "attention.head_count": [4, 6], "attention.head_count_kv": [2, 3], "feed_forward_length": [64, 96],
+            "attention.key_length": 16, "attention.value_length": 16,
+        },
+    },
+    Plamo2(): {
+        "plamo2": {
+            # llama.cpp 0c1e57098 never returns from RoPE of a file whose first layer has no heads, as PLaMo 2's own.
+            "attention.head_count": [4, 0], "attention.head_count_kv": [2, 0], "attention.key_length": 16,
+            "attention.value_length": 16, "ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16,
+            "ssm.time_step_rank": 2, "ssm.group_count": 0,
+        },
+    },
+    Plamo3(): {
+        "plamo3": {
+            "block_count": 3, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2,
+            "rope.freq_base_swa": 100.0,
+        },
+        "plamo3_by_layer": {
+            "attention.head_count": [4, 2], "attention.head_count_kv": [2, 1], "feed_forward_length": [96, 64],
             "attention.key_length": 16, "attention.value_length": 16,
         },
     },

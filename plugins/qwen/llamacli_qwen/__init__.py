@@ -21,10 +21,10 @@ from llamacli.plugin import (
     add_classifier,
     classifier_scores,
     hookimpl,
+    read_mrope,
 )
 from llamacli_qwen.chat import FORMATS
 from llamacli_qwen.hybrid import ARCHITECTURES as HYBRIDS
-from llamacli_qwen.mrope import read_mrope
 
 LLAMACLI_API = 1
 

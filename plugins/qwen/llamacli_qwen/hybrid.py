@@ -24,11 +24,11 @@ from llamacli.plugin import (
     exp,
     nextn_input,
     nextn_logits,
+    read_mrope,
     sigmoid,
     silu,
     softplus,
 )
-from llamacli_qwen.mrope import read_mrope
 
 
 @attrs.frozen

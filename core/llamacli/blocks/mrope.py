@@ -6,7 +6,9 @@ more position, which is 0 on text.
 
 import attrs
 
-from llamacli.plugin import Metadata, ModelFormatError, Rope
+from llamacli.errors import ModelFormatError
+from llamacli.gguf import Metadata
+from llamacli.ops.rope import Rope
 
 
 def read_mrope(metadata: Metadata, architecture: str, head_dim: int, *, alternate: bool, partial: bool = False) -> Rope:

@@ -1,0 +1,16 @@
+"""Checks of MiniMax-Text-01.
+
+`tests/test_goldens.py` of the core compares results with llama.cpp's.
+"""
+
+import pytest
+
+from llamacli.testing import parametrize_with_checks
+from llamacli.testing.parametrize import Check
+from llamacli_minimax.lightning import MiniMax01
+from tiny_lightning import VARIANTS
+
+
+@parametrize_with_checks([MiniMax01()], VARIANTS, slow=pytest.mark.slow, brief=True)
+def test_architecture(check: Check) -> None:
+    check()
