@@ -47,7 +47,7 @@ def result(name: str) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Result as a table in Markdown, columns of numbers aligned to the right."""
+    """Table of a result in Markdown; columns of numbers are aligned right."""
     rows = found["rows"]
     right = [all(isinstance(row[i], int | float) or row[i] == "" for row in rows) for i in range(len(found["columns"]))]
     lines = [found["columns"], ["---:" if is_right else "---" for is_right in right], *rows]
