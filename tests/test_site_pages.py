@@ -57,7 +57,7 @@ def test_navigation_is_expanded() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
-    patterns = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
+    patterns = re.findall(r"- (?:\w+: )?(\S+\.md)$", nav, re.MULTILINE)
     assert [name for name in written() if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 

@@ -1,4 +1,4 @@
-"""Search of the documentation site: the page that each query must find first."""
+"""Search of the documentation site: first pages of queries."""
 
 import html
 import json
@@ -85,9 +85,9 @@ def indexed(documents: list[dict[str, Any]]) -> Any:
 
 
 def ranked(index: Any, query: str) -> list[str]:
-    """Pages, best first, each by its best section, as in the search worker of Material for MkDocs.
+    """Pages, best first, as by Material for MkDocs.
 
-    A term matches what it begins. Scores count twice for a page or with all terms, and five times for both.
+    The best section of a page counts. A term matches what it begins. Scores count twice for a page or with all terms, and five times for both.
     """
     terms = query.split()
     best: dict[str, float] = {}

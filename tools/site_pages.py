@@ -228,7 +228,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Weigh a page for the search, and rewrite its links to paths of the site."""
+    """Weigh a page for the search, and rewrite its links."""
     for pattern, boost in BOOSTS.items():
         if fnmatch.fnmatch(page.file.src_uri, pattern):
             page.meta.setdefault("search", {"boost": boost})
