@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compare the speed of llamacli and llama.cpp, alternating within one run.
 
-    pip install llama-cpp-python matplotlib       # builds llama.cpp: about 6 minutes on 2 cores
-    python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--plot OUT.png]
+    pip install llama-cpp-python                  # builds llama.cpp: about 6 minutes on 2 cores
+    python benchmarks/compare.py FILE.gguf [FILE.gguf ...] -p 512 -n 32 [-d 4096] [-r 5] [--json OUT.json]
     python benchmarks/compare.py --all FOLDER     # all comparisons of docs/performance.md; writes the files first
 
 Both use the same files and the same number of threads. Prints a row per test: the median ratio of neighbouring runs
@@ -14,18 +14,20 @@ import argparse
 import ctypes
 import gc
 import itertools
+import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import make_model
 import numpy as np
 
 import llamacli
-from llamacli.util.system import peak_rss
+from llamacli.util.system import allowed_cpus, cpu_name, peak_rss
 
 
 class Ours:
@@ -195,20 +197,20 @@ def start(engine: str, path: str, threads: int, *, repack: bool) -> None:
     print(time.perf_counter() - begun, (peak_rss() or 0) / 2**20)
 
 
-def plot(table: list[Row], out: str) -> None:
-    """Plot the ratios of speeds as bars."""
-    import matplotlib.pyplot as plt
-
-    table = [row for row in table if row[1] not in COSTS]
-    labels = [f"{name}\n{test}" for name, test, *_ in table]
-    ratios = [row[4] for row in table]
-    errors = [[row[4] - row[5] for row in table], [row[6] - row[4] for row in table]]
-    figure, axes = plt.subplots(figsize=(1 + 1.1 * len(table), 4), layout="constrained")
-    axes.bar(labels, ratios, yerr=errors, capsize=4, color=["#4c78a8" if r >= 1 else "#e45756" for r in ratios])
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_ylabel("speed, llama.cpp = 1")
-    axes.tick_params(axis="x", labelsize=7)
-    figure.savefig(out, dpi=150)
+def save(table: list[Row], path: Path) -> None:
+    """Write the rows as a result that tools/measurements.py reads."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    found = {
+        "title": "Prompts and generation beside llama.cpp",
+        "machine": f"{cpu_name()}, {len(allowed_cpus())} cores",
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "command": " ".join(["benchmarks/compare.py", *(Path(part).name for part in sys.argv[1:])]),
+        "peer": f"llama.cpp of llama-cpp-python {metadata.version('llama-cpp-python')}",
+        "columns": ["task", "llamacli tok/s", "llama.cpp tok/s", "ratio", "low", "high"],
+        "rows": [[f"{test}, {name}", *(float(f"{one:.3g}") for one in rest)] for name, test, *rest in table],
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def everything(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
@@ -239,7 +241,7 @@ def main() -> None:
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--no-repack", action="store_true", help="the peer keeps weights as stored (some builds crash)")
-    parser.add_argument("--plot", metavar="OUT.png")
+    parser.add_argument("--json", metavar="FILE", help="write a result for benchmarks/results")
     parser.set_defaults(label="")
     options = parser.parse_args()
     if options.start:
@@ -256,8 +258,8 @@ def main() -> None:
         table.append(row)
         name, test, ours, peer, ratio, low, high = row
         print(f"| {test}, {name} | {ratio:.2f} | {low:.2f} to {high:.2f} | {ours:.4g} | {peer:.4g} |", flush=True)
-    if options.plot:
-        plot(table, options.plot)
+    if options.json:
+        save(table, Path(options.json))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draw_probabilities import colour, visible
-from draw_speeds import PAGE, Speed, speeds
+from measurements import CHARTED, RESULTS, filled, result, speeds, table
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 MAX_BYTES = 100_000
@@ -21,21 +21,32 @@ def test_pictures_are_small_and_need_no_other_file() -> None:
         assert not re.search(r"<script|<image|@import|url\(http", text)
 
 
-def test_speeds_are_those_of_the_table() -> None:
-    rows = speeds(PAGE.read_text(encoding="utf-8"))
+def test_speeds_are_those_of_the_results() -> None:
+    rows = speeds(CHARTED)
     assert len(rows) >= 14
     picture = (PICTURES / "speeds.svg").read_text(encoding="utf-8")
     for row in rows:
-        assert row.task in picture, "python tools/draw_speeds.py"
-        assert f"{row.ratio:g}   ({row.ours:g} and {row.theirs:g} tok/s)" in picture, "python tools/draw_speeds.py"
+        assert row.task in picture, "python tools/measurements.py"
+        assert f"{row.ratio:g}   ({row.ours:g} and {row.theirs:g} tok/s)" in picture, "python tools/measurements.py"
 
 
-def test_rows_of_two_files_are_read_apart() -> None:
-    row = "| generate, 135M Q8_0 / Q4_0 | 2.1 / 2.0 | 2.0 to 2.2 / 1.9 to 2.0 | 368 / 590 | 178 / 296 |\n"
-    assert speeds(row) == [
-        Speed("generate, 135M Q8_0", 2.1, 2.0, 2.2, 368, 178),
-        Speed("generate, 135M Q4_0", 2.0, 1.9, 2.0, 590, 296),
-    ]
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_results_name_machine_and_commit(path: Path) -> None:
+    found = result(path.stem)
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", found["date"])
+    assert all(found[key] for key in ("title", "machine", "command"))
+    assert not re.search(r"/(home|root|tmp|work)/", path.read_text(encoding="utf-8"))
+    assert {len(row) for row in found["rows"]} == {len(found["columns"])}
+
+
+def test_table_of_a_result() -> None:
+    found = {"columns": ["task", "ratio"], "rows": [["prompt", 1.5], ["generate", 2]]}
+    assert table(found) == "| task | ratio |\n| --- | ---: |\n| prompt | 1.5 |\n| generate | 2 |\n"
+
+
+def test_tables_replace_old_ones() -> None:
+    assert filled("performance.md").count("| prompt 4096, 1B Q8_0 |") == 1
 
 
 def test_probable_tokens_are_white() -> None:

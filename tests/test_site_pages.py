@@ -13,10 +13,10 @@ from site_pages import MODULES, ROOT, api_pages, expanded, relinked, site_path, 
 @pytest.mark.parametrize(
     ("page", "text", "expected"),
     [
-        ("README.md", "[a](docs/cli.md#llamacli-run)", "[a](cli.md#llamacli-run)"),
+        ("CHANGELOG.md", "[a](docs/cli.md#llamacli-run)", "[a](cli.md#llamacli-run)"),
         ("docs/plugins.md", "[a](../examples/)", "[a](examples/README.md)"),
         ("docs/hooks/verb.md", "[a](../../core/llamacli/ops/add.py)", "[a](../source/core/llamacli/ops/add.py.md)"),
-        ("plugins/qwen/README.md", "[a](../../README.md)", "[a](../../README.md)"),
+        ("plugins/qwen/README.md", "[a](../../README.md)", "[a](../../index.md)"),
         ("docs/cli.md", "[a](nothing.md), [b](https://example.org/x.md), [c](#run)", None),
         ("docs/cli.md", "`[a](../README.md)`, ``[`](../README.md)``", None),
         ("docs/cli.md", "```python\n[a](../README.md)\n```\n", None),
@@ -28,7 +28,7 @@ def test_links_are_rewritten(page: str, text: str, expected: str | None) -> None
 
 def test_pages_keep_their_paths() -> None:
     pages = written()
-    assert pages["README.md"] == ROOT / "README.md"
+    assert pages["CHANGELOG.md"] == ROOT / "CHANGELOG.md"
     assert pages["cli.md"] == ROOT / "docs" / "cli.md"
     assert pages["plugins/llama/README.md"] == ROOT / "plugins" / "llama" / "README.md"
     assert all(site_path(path) == name for name, path in pages.items())
@@ -57,7 +57,7 @@ def test_navigation_is_expanded() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
-    patterns = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
+    patterns = re.findall(r"- (?:\w+: )?(\S+\.md)$", nav, re.MULTILINE)
     assert [name for name in written() if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 

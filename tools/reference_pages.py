@@ -1,7 +1,7 @@
 """Generator of docs/cli.md, samplers.md and others: `python tools/reference_pages.py`.
 
-Text comes from docstrings, the options of `llamacli run`, the tables of samplers and cache types, and the schemas of
-requests.
+Text comes from docstrings, the options of `llamacli run`, the tables of samplers and cache types, the schemas of
+requests and the results of benchmarks.
 """
 
 import ast
@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from llamacli.sampling import SamplingParams
 from llamacli.serve.http.routes import ROUTES, loaded
 from llamacli.serve.http.schemas.foreign import Refused, Schema
 from llamacli.util.sampling_params import KEYS, PARAMETERS, SAMPLERS, SamplerEntry
+from measurements import filled, measurements_page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -330,6 +332,9 @@ PAGES = {
     "plugin-names.md": plugin_names_page,
     "request-fields.md": fields_page,
     "serving.md": serving_page,
+    "measurements.md": measurements_page,
+    "performance.md": partial(filled, "performance.md"),
+    "quantization.md": partial(filled, "quantization.md"),
 }
 """Functions that generate pages of docs/, by file name."""
 

@@ -18,9 +18,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+FRONT = ROOT / "README.md"
+"""Front page of the repository; the site has docs/index.md instead."""
 
 OUTSIDE = (
-    "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -61,6 +62,15 @@ MODULES = (
 """Modules of the API reference; a name that several of them export is described on the first one's page."""
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".service": "ini"}
+
+BOOSTS = {
+    **dict.fromkeys(("install.md", "first-model.md", "models.md", "faq.md", "troubleshooting.md"), 8),
+    **dict.fromkeys(("index.md", "chat.md", "api.md", "serving.md", "checkpoints.md", "plugins.md", "tutorials/8*"), 6),
+    **dict.fromkeys(("quantization.md", "architecture.md", "ollama.md", "benchmarks/*"), 8),
+    **dict.fromkeys(("reference/*", "design/*", "tests/*", "tools/*", "CHANGELOG.md", "measurements.md"), 0.2),
+    **dict.fromkeys(("cli.md", "server.md", "hooks/*", "plugins/*", "plugin-names.md", "request-fields.md"), 0.5),
+}
+"""Weights of pages in the site's search, by patterns: newcomers search for tasks."""
 
 _KINDS = {griffe.Kind.FUNCTION: 0, griffe.Kind.CLASS: 1}
 
@@ -104,6 +114,8 @@ def _readme(path: Path) -> Path:
 def site_path(path: Path) -> str:
     """Path of a file on the site."""
     path = _readme(path)
+    if path == FRONT:
+        return "index.md"
     name = path.relative_to(ROOT).as_posix().removeprefix("docs/")
     return name if path.suffix == ".md" or path.is_relative_to(ROOT / "docs") else f"source/{name}.md"
 
@@ -213,7 +225,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page to paths of the site."""
+    """Weigh a page for the search, and rewrite its links."""
+    for pattern, boost in BOOSTS.items():
+        if fnmatch.fnmatch(page.file.src_uri, pattern):
+            page.meta.setdefault("search", {"boost": boost})
     path = written().get(page.file.src_uri)
     return relinked(markdown, path) if path else markdown
 

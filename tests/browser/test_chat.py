@@ -302,3 +302,46 @@ def test_a_reply_goes_on_while_another_conversation_is_open(site) -> None:
     page.wait(lambda: not page.all(".conversation .dot"))
     page.press("slow", ".conversations")
     assert page.wait_reply() == "one two three"
+
+
+def test_formulas_are_shown(site) -> None:
+    site.engine.script = reply(
+        "so \\( x = \\frac{a\\,b}{2} \\), $y_1$ and \\(\\nonsense{\\)\n\n\\[\nE = mc^2\n\\]\n\nend"
+    )
+    site.page.send("hi")
+    site.page.wait_reply()
+    site.page.wait(lambda: site.page.run("return document.querySelectorAll('.body math').length") == 3)
+    assert site.page.run("return document.querySelectorAll('.body mfrac').length") == 1
+    assert site.page.text(".formula.unread") == "\\nonsense{"
+    assert site.page.run("return document.querySelector('.math-block math').getAttribute('display')") == "block"
+    assert site.page.errors() == []
+
+
+def test_documents_are_refused_with_the_reason(site, tmp_path: Path) -> None:
+    (tmp_path / "Paper.PDF").write_bytes(b"%PDF-1.7")
+    site.page.one("#composer input[type=file]").send_keys(str(tmp_path / "Paper.PDF"))
+    site.page.wait_text(".toast", "Paper.PDF is a PDF file, and the page reads text only: make text of it by pdftotext")
+    site.page.run("document.querySelector('.toast').dispatchEvent(new AnimationEvent('animationend'))")
+    assert site.page.run("return document.querySelectorAll('.toast').length") == 0
+
+
+def test_starter_fills_the_field(site) -> None:
+    site.page.press("Tell me a story about a fox.")
+    assert site.page.run("return document.querySelector('#message').value") == "Tell me a story about a fox."
+
+
+def test_saved_system_prompts(site) -> None:
+    page = site.page
+    page.run("document.querySelector('#show-settings').click()")
+    page.run(
+        "const f = document.querySelector('#set-system'); f.value = 'Be brief.'; f.dispatchEvent(new Event('input'))"
+    )
+    page.press("Save")
+    page.run("const f = document.querySelector('#set-system'); f.value = ''; f.dispatchEvent(new Event('input'))")
+    page.run(
+        "const s = document.querySelector('[aria-label=\"Saved system prompts\"]');"
+        "s.value = '0'; s.dispatchEvent(new Event('change'))"
+    )
+    assert page.run("return document.querySelector('#set-system').value") == "Be brief."
+    page.press("Delete")
+    assert page.run("return localStorage.getItem('llamacli-prompts')") == "[]"

@@ -249,16 +249,16 @@ BITS = {
     "Q8_K": 8.125, "NVFP4": 4.5, "IQ3_S": 4.1875, "IQ3_XXS": 4.1875, "IQ2_S": 3.3125, "IQ2_XS": 3.3125,
     "IQ2_XXS": 3.1875, "IQ1_M": 2.4375, "IQ1_S": 2.1875, "Q2_0": 2.25, "TQ2_0": 2.0625, "TQ1_0": 2.0625, "Q1_0": 1.125,
 }  # fmt: skip
-"""Bits a weight in memory, as docs/performance.md lists them."""
+"""Bits a weight in memory, as docs/quantization.md lists them."""
 
 
 @pytest.mark.parametrize("kind", BITS)
 def test_packed_size(kind):
     packing = packing_of(TensorType[kind])
     assert 8 * packing.n_bytes / (ROWS * packing.block) == BITS[kind]
-    page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "quantization.md").read_text()
     file = 8 * type_size(TensorType[kind]) / block_size(TensorType[kind])
-    assert f"| {kind} | {file:.2f} | {BITS[kind]:.2f} |" in page
+    assert f"| {kind} | {float(f'{file:.2f}')} | {float(f'{BITS[kind]:.2f}')} |" in page
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0])

@@ -2,7 +2,7 @@
 
 Files store numbers of IQ types as indices into a table of vectors, the grid. Looking these up would take a gather for
 each 4 columns, so a packed matrix has a code for each number instead: its level among the few of the grid, and its
-sign. That takes more memory than the file: see docs/performance.md.
+sign. That takes more memory than the file: see docs/quantization.md.
 """
 
 from __future__ import annotations

@@ -70,3 +70,30 @@ for (let step = 1; step < 9; step += 1) {
   }
   assert.deepEqual(blocks, whole, `pieces of ${step}`);
 }
+
+// Formulas keep every backslash, and prices are no formulas.
+const maths = (source) => parseInline(source).filter((node) => node.type === "math").map(({ tex, display }) => [tex, display]);
+assert.deepEqual(maths("so \\( x = \\frac{a\\,b}{\\{c\\}} \\) and $y_1$"), [["x = \\frac{a\\,b}{\\{c\\}}", false], ["y_1", false]]);
+assert.deepEqual(maths("$$a\\\\b$$ \\[c\\]"), [["a\\\\b", true], ["c", true]]);
+assert.deepEqual(maths("$5 and $6, $7-$8"), []);
+assert.deepEqual(maths("\\$a$, `$x$`, $ x $"), []);
+assert.equal(plain(parseInline("\\( x = \\frac")), "\\( x = \\frac");
+assert.equal(plain(parseInline("\\[not closed")), "\\[not closed");
+assert.deepEqual(parseBlocks("a\n\\[\nx \\\\\n- y\n\\]\nb").map(({ type, tex }) => tex ?? type), ["paragraph", "x \\\\\n- y", "paragraph"]);
+assert.deepEqual(parseBlocks("$$ e = mc^2 $$")[0].tex, "e = mc^2");
+assert.deepEqual(kinds("\\[\nx\n\n# T"), ["paragraph", "heading"]);
+const formulas = "t\n\n\\[\na\n- b\n\\]\n\n$$\nc\n\nd\n$$ e\n\nend\n";
+for (let step = 1; step < 9; step += 1) {
+  const blocks = [];
+  let position = 0;
+  for (let n = step; position < formulas.length; n += step) {
+    const final = n >= formulas.length;
+    const seen = formulas.slice(0, n);
+    for (let block = nextBlock(seen, position, final); block?.closed; block = nextBlock(seen, position, final)) {
+      blocks.push(strip(block));
+      position = block.end;
+    }
+    if (final) break;
+  }
+  assert.deepEqual(blocks, parseBlocks(formulas).map(strip), `pieces of ${step}`);
+}

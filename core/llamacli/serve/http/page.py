@@ -42,6 +42,7 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
 """Content types by suffix: those of the system may be wrong, and modules of another type are refused by browsers."""
 

@@ -3,17 +3,18 @@
 import { get, key, titleOf as titleOfError } from "./api.js";
 import { ChatView } from "./chat-view.js";
 import { Composer } from "./composer.js";
-import { announce, count, el } from "./dom.js";
+import { announce, count, el, textButton } from "./dom.js";
 import { download } from "./files.js";
 import { hasTemplate, Reply, score } from "./reply.js";
 import { DEFAULTS } from "./requests.js";
 import { SettingsView } from "./settings-view.js";
 import { Sidebar } from "./sidebar.js";
 import { journal, MemoryStore, recall, remember, Store } from "./store.js";
-import { fromJson, toJson } from "./transfer.js";
+import { fromJson, toJson, toMarkdown } from "./transfer.js";
 import { add, choose, newConversation, path, pathTo, remove, ROOT, titleOf } from "./tree.js";
 
 const SAVE_MS = 1000;
+const STARTERS = ["Tell me a story about a fox.", "Explain how a bicycle stays upright.", "Write a Python function that ", "Summarize this text:\n\n"];
 const SPOKEN = 600; // characters of a reply that screen readers get at its end
 
 const find = (selector) => document.querySelector(selector);
@@ -39,9 +40,11 @@ class App {
       rename: (id, title) => this.#rename(id, title),
       remove: (id, title) => this.#removeConversation(id, title),
       exportOne: (id) => this.#export([id]),
+      exportText: (id) => this.#exportText(id),
       search: (text) => this.store.search(text),
     });
     this.#wire();
+    find(".starters").append(...STARTERS.map((text) => el("li", {}, textButton(text, () => this.#begin(text)))));
     this.conversation = this.#fresh();
     this.#show();
     this.composer.field.focus();
@@ -61,6 +64,13 @@ class App {
   }
 
   // --- conversations
+
+  #begin(text) {
+    const { field } = this.composer;
+    field.value = text;
+    field.dispatchEvent(new Event("input"));
+    field.focus();
+  }
 
   #fresh() {
     return newConversation({ ...DEFAULTS, ...recall("settings", {}) });
@@ -127,8 +137,12 @@ class App {
 
   async #export(ids) {
     const all = await Promise.all(ids.map((id) => this.store.load(id)));
-    const name = all.length === 1 ? (all[0].title || "conversation").replace(/[^\p{L}\p{N} _-]+/gu, "").trim() : "conversations";
-    download(`${name || "conversation"}.json`, toJson(all));
+    download(`${all.length === 1 ? fileName(all[0]) : "conversations"}.json`, toJson(all));
+  }
+
+  async #exportText(id) {
+    const conversation = id === this.conversation.id ? this.conversation : await this.store.load(id);
+    download(`${fileName(conversation)}.md`, toMarkdown(conversation), "text/markdown");
   }
 
   async #import(files) {
@@ -228,12 +242,15 @@ class App {
 
   /** Write, or go on with, the reply in a message. */
   #write(conversation, node) {
+    let loaded = !this.models.some(({ id, meta }) => id === conversation.settings.model && !meta.loaded);
     const reply = new Reply({
       conversation,
       node,
       nodes: pathTo(conversation, node.parent),
       changed: () => {
         if (conversation === this.conversation) this.chat.update(node.id);
+        if (!loaded) this.#refreshModels();
+        loaded = true;
         this.#saveSoon(conversation);
       },
       ended: () => this.#ended(reply),
@@ -251,7 +268,7 @@ class App {
     conversation.updated = Date.now();
     if (conversation === this.conversation) {
       this.composer.setRunning(false);
-      this.#showModels();
+      this.#refreshModels();
       for (const { id } of path(conversation)) this.chat.update(id);
       announce(spoken(node));
     }
@@ -344,6 +361,16 @@ class App {
     this.settings.show(this.conversation.settings, this.#defaults(), this.props.sampling_parameters);
   }
 
+  /** Ask the server again which models are loaded; without an answer the list stays. */
+  async #refreshModels() {
+    try {
+      this.models = (await get("v1/models")).data;
+    } catch {
+      return;
+    }
+    this.#showModels();
+  }
+
   #defaults() {
     const { model } = this.conversation.settings;
     const known = !model || model === this.props.model_alias;
@@ -403,7 +430,8 @@ class App {
 
   /** Show a warning, with a button that tries again if `retry` is given. */
   #warn(text, retry = null) {
-    const note = el("div", { className: "toast", role: "alert" }, el("span", {}, text));
+    const note = el("div", { className: `toast ${retry ? "" : "fades"}`, role: "alert" }, el("span", {}, text));
+    note.addEventListener("animationend", () => note.remove());
     const close = () => note.remove();
     if (retry) note.append(el("button", { type: "button", className: "button", on: { click: () => { close(); retry(); } } }, "Try again"));
     note.append(el("button", { type: "button", className: "button", on: { click: close } }, "Close"));
@@ -519,6 +547,10 @@ class App {
     announce(`Colours: ${names[theme]}`);
     find("#theme").title = `Colours: ${names[theme]}`;
   }
+}
+
+function fileName({ title }) {
+  return (title || "").replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation";
 }
 
 function alternativesOf(node, index) {

@@ -2,6 +2,7 @@
 
 import { copyText, el, iconButton } from "./dom.js";
 import { highlightLine } from "./highlight.js";
+import { formula } from "./math.js";
 import { nextBlock, parseBlocks, parseInline } from "./markdown.js";
 
 const SLICE_MS = 6;
@@ -71,6 +72,7 @@ const VIEWS = {
   rule: () => ({ node: el("hr") }),
   quote: (block) => ({ node: el("blockquote", {}, children(block.text, 1)) }),
   code: (block) => new CodeView(block),
+  math: (block) => ({ node: el("div", { className: "math-block", tabIndex: 0 }, formula(block.tex, true)) }),
   list: (block) => new ListView(block),
   table: (block) => new TableView(block),
 };
@@ -182,6 +184,7 @@ function nodesOf(items) {
     if (typeof item === "string") return document.createTextNode(item);
     if (item.type === "br") return el("br");
     if (item.type === "code") return el("code", {}, item.text);
+    if (item.type === "math") return formula(item.tex, item.display);
     if (item.type === "link") {
       return el("a", { href: item.href, target: "_blank", rel: "noopener noreferrer" }, nodesOf(item.children));
     }

@@ -8,6 +8,9 @@ const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( {1,4})(?=\S)|[ \t]*$| +)/;
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const MATH_BEGIN = /^ {0,3}(\$\$|\\\[)/;
+const MATH_ENDS = { "$$": "$$", "\\[": "\\]", "\\(": "\\)", $: "$" };
+const MAX_MATH = 4000; // characters of a formula
 const MAX_DEPTH = 12;
 
 /**
@@ -23,13 +26,13 @@ export function nextBlock(text, start, final = false) {
     if (text.slice(begin, end).trim()) break;
     begin = end + 1;
   }
-  const lines = new Lines(text, begin);
+  const lines = new Lines(text, begin, final);
   const block = readBlock(lines);
   block.begin = begin;
   block.end = Math.min(lines.position, text.length);
   // A line that is not complete may become anything, so it proves nothing about the block before it.
   const proof = block.shut ? lines.position - 1 : lines.position;
-  block.closed = final || (proof < text.length && text.indexOf("\n", proof) >= 0);
+  block.closed = final || (!block.open && proof < text.length && text.indexOf("\n", proof) >= 0);
   return block;
 }
 
@@ -47,9 +50,10 @@ function lineEnd(text, from) {
 }
 
 class Lines {
-  constructor(text, position) {
+  constructor(text, position, final) {
     this.text = text;
     this.position = position;
+    this.final = final;
   }
 
   /** Next line, or null at the end. */
@@ -69,6 +73,9 @@ function readBlock(lines) {
   const first = lines.take();
   let match = FENCE.exec(first);
   if (match) return readFence(lines, match);
+  match = MATH_BEGIN.exec(first);
+  const math = match && readMath(lines, first, match);
+  if (math) return math;
   match = HEADING.exec(first);
   if (match) return { type: "heading", level: match[1].length, text: match[2] ?? "", shut: true };
   if (RULE.test(first)) return { type: "rule", shut: true };
@@ -94,6 +101,26 @@ function readFence(lines, [, indent, fence, language]) {
     code.push(line.startsWith(indent) ? line.slice(indent.length) : line.trimStart());
   }
   return { type: "code", language, lines: code, whole: false };
+}
+
+/** Formula on lines of its own, open while its end is missing, or null: then the lines are what they would be without it. */
+function readMath(lines, first, [begin, mark]) {
+  const end = MATH_ENDS[mark];
+  const after = lines.position;
+  const tex = [first.slice(begin.length)];
+  for (let size = 0; size < MAX_MATH; size += tex.at(-1).length + 1) {
+    const at = tex.at(-1).indexOf(end);
+    if (at >= 0) {
+      if (tex.at(-1).slice(at + end.length).trim()) break;
+      tex.push(tex.pop().slice(0, at));
+      return { type: "math", tex: tex.join("\n").trim(), shut: true };
+    }
+    if (lines.peek() === null && !lines.final) return { type: "paragraph", text: begin + tex.join("\n"), open: true };
+    if (!lines.peek()?.trim()) break;
+    tex.push(lines.take());
+  }
+  lines.position = after;
+  return null;
 }
 
 function readQuote(lines, first) {
@@ -203,6 +230,7 @@ function readParagraph(lines, first) {
 }
 
 function startsBlock(line) {
+  if (MATH_BEGIN.test(line)) return true;
   const item = ITEM.exec(line);
   const list = item && item[1].length < 4 && item[3] !== undefined && (!/\d/.test(item[2]) || parseInt(item[2], 10) === 1);
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || Boolean(list);
@@ -229,7 +257,7 @@ export function safeUrl(text) {
   }
 }
 
-/** Inline nodes of a text: strings, and {type, ...} for code, strong, em, del, link and br. */
+/** Inline nodes of a text: strings, and {type, ...} for code, math, strong, em, del, link and br. */
 export function parseInline(text) {
   const items = [];
   const brackets = [];
@@ -246,7 +274,14 @@ export function parseInline(text) {
   let i = 0;
   while (i < text.length) {
     const c = text[i];
-    if (c === "\\" && i + 1 < text.length && /[!-/:-@[-`{-~]/.test(text[i + 1])) {
+    const math = (c === "$" || c === "\\") && mathAt(text, i);
+    if (math) {
+      push({ type: "math", tex: math.tex, display: math.display });
+      i = math.end;
+    } else if (c === "\\" && /[([]/.test(text[i + 1] ?? "")) {
+      plain += text.slice(i, i + 2); // a formula that is not complete keeps its backslash
+      i += 2;
+    } else if (c === "\\" && i + 1 < text.length && /[!-/:-@[-`{-~]/.test(text[i + 1])) {
       plain += text[i + 1];
       i += 2;
     } else if (c === "\n") {
@@ -304,13 +339,36 @@ export function parseInline(text) {
       }
     } else {
       let end = i + 1;
-      while (end < text.length && !"\\\n`*_~[]!<h&".includes(text[end])) end += 1;
+      while (end < text.length && !"\\\n`*_~[]!<h&$".includes(text[end])) end += 1;
       plain += text.slice(i, end);
       i = end;
     }
   }
   flush();
   return resolve(items);
+}
+
+/**
+ * Formula at a position: {tex, display, end}, or null.
+ *
+ * Between single dollars it neither begins nor ends with a space, and no digit follows: $5 and $6 are prices.
+ */
+function mathAt(text, i) {
+  const mark = MATH_ENDS[text.slice(i, i + 2)] ? text.slice(i, i + 2) : text[i];
+  if (!MATH_ENDS[mark]) return null;
+  const begin = i + mark.length;
+  const window = text.slice(begin, begin + MAX_MATH);
+  const close = MATH_ENDS[mark];
+  for (let at = window.indexOf(close); at >= 0; at = window.indexOf(close, at + close.length)) {
+    if (mark.length === 1) {
+      if (window[at - 1] === "\\") continue;
+      if (/^\s/.test(window) || /\s/.test(window[at - 1]) || /\d/.test(window[at + 1] ?? "")) return null;
+      if (window.slice(0, at).includes("`")) return null;
+    }
+    const tex = window.slice(0, at).trim();
+    return tex ? { tex, display: mark === "$$" || mark === "\\[", end: begin + at + close.length } : null;
+  }
+  return null;
 }
 
 function matchAt(pattern, text, i) {

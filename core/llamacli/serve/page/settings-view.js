@@ -1,8 +1,9 @@
 // Panel of settings: they belong to the conversation, and a new one begins with the last.
 
-import { el } from "./dom.js";
+import { el, textButton } from "./dom.js";
 import { groupsOf, LIMITS, LISTS, parse } from "./parameters.js";
 import { schemaOf, toolsOf } from "./requests.js";
+import { recall, remember } from "./store.js";
 
 const TOOLS_EXAMPLE = `[
   {
@@ -39,6 +40,7 @@ export class SettingsView {
     };
     this.node.replaceChildren(
       this.#text("system", "System prompt", "What the model should know or be, before the conversation.", { rows: 4 }),
+      this.#prompts(),
       this.#choice("reasoning", "Reasoning", "For models that think before they answer.",
         [["", "The model's default"], ["none", "Off"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]]),
       this.#switch("probabilities", "Probabilities with each reply", "Click a token of a reply to see what else could have come."),
@@ -53,6 +55,28 @@ export class SettingsView {
         this.#choice("toolChoice", "Calls", "", [["auto", "Where the model wants"], ["required", "Always"], ["none", "Never"]])),
       el("button", { type: "button", className: "button wide", on: { click: () => this.#reset() } }, "Reset all settings"),
     );
+  }
+
+  /** Saved system prompts: choose one, keep or delete the present one. */
+  #prompts() {
+    const kept = recall("prompts", []);
+    const label = (text) => (text.length > 40 ? `${text.slice(0, 40)}…` : text);
+    const list = el("select", { aria: { label: "Saved system prompts" } },
+      el("option", { value: "" }, kept.length ? "Saved prompts" : "No saved prompts"),
+      kept.map((text, i) => el("option", { value: String(i) }, label(text))));
+    list.value = kept.includes(this.settings.system) ? String(kept.indexOf(this.settings.system)) : "";
+    list.addEventListener("change", () => {
+      if (list.value) this.#set("system", kept[Number(list.value)]);
+      this.show(this.settings);
+    });
+    const keep = (texts) => {
+      remember("prompts", texts);
+      this.show(this.settings);
+    };
+    const others = () => recall("prompts", []).filter((text) => text !== this.settings.system);
+    const save = textButton("Save", () => this.settings.system.trim() && keep([...others(), this.settings.system]));
+    const remove = textButton("Delete", () => keep(others()));
+    return el("div", { className: "row" }, list, save, remove);
   }
 
   #reset() {

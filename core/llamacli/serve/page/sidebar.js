@@ -6,7 +6,7 @@ const SEARCH_MS = 150;
 const DAY = 86_400_000;
 
 export class Sidebar {
-  /** List in `node`; `open`, `rename(id, title)`, `remove`, `exportOne` and `search(text)` are called with ids. */
+  /** List in `node`; `open`, `rename(id, title)`, `remove`, `exportOne`, `exportText` and `search(text)` are called with ids. */
   constructor(node, actions) {
     Object.assign(this, actions);
     this.list = node.querySelector(".conversations");
@@ -53,6 +53,7 @@ export class Sidebar {
     item.append(open, el("span", { className: "tools" },
       iconButton("edit", `Rename ${title}`, () => this.#rename(item, head)),
       iconButton("download", `Export ${title}`, () => this.exportOne(head.id)),
+      iconButton("text", `Export ${title} as Markdown`, () => this.exportText(head.id)),
       iconButton("trash", `Delete ${title}`, () => this.remove(head.id, title))));
     return item;
   }

@@ -1,6 +1,6 @@
-// Export and import of conversations as JSON.
+// Export of conversations as JSON and Markdown, import of JSON.
 
-import { newId, ROOT } from "./tree.js";
+import { newId, path, ROOT } from "./tree.js";
 
 const FORMAT = "llamacli-conversations";
 const ROLES = new Set(["user", "assistant", "tool"]);
@@ -8,6 +8,27 @@ const ROLES = new Set(["user", "assistant", "tool"]);
 /** JSON text of conversations. */
 export function toJson(conversations) {
   return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
+}
+
+/** Markdown text of the branch of a conversation that is shown. */
+export function toMarkdown({ title, settings, ...conversation }) {
+  const parts = [`# ${title || "Conversation"}`];
+  if (settings?.system) parts.push("## System", settings.system);
+  for (const { role, content, name, reasoning, calls, files } of path(conversation)) {
+    parts.push(`## ${{ user: "User", assistant: "Assistant", tool: `Result of ${name}` }[role]}`);
+    for (const file of files ?? []) if (file.text !== undefined) parts.push(`**${file.name}**`, fenced(file.text));
+    if (reasoning) parts.push(reasoning.trim().split("\n").map((line) => `> ${line}`).join("\n"));
+    if (content.trim()) parts.push(content.trim());
+    for (const call of calls ?? []) parts.push(`**${call.name}**`, fenced(call.arguments, "json"));
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
+/** Block of code whose fence is longer than any in the text. */
+function fenced(text, language = "") {
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map(({ length }) => length));
+  const fence = "`".repeat(longest + 1);
+  return `${fence}${language}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 /** Conversations of JSON text, with new ids. Throws an Error that says in words what is wrong. */
