@@ -37,6 +37,21 @@ def chunks(mtmd: Any, context: Any, picture: np.ndarray) -> tuple[Any, list[Any]
     return owner, [mtmd.mtmd_input_chunks_get(owner, i) for i in range(mtmd.mtmd_input_chunks_size(owner))]
 
 
+def encoded(mtmd: Any, context: Any, part: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Rows of a picture.
+
+    Pixtral's breaks begin as uninitialized memory times 0 in the peer, which may not be finite: then it encodes again.
+    """
+    for _ in range(20):
+        if mtmd.mtmd_encode_chunk(context, part):
+            raise SystemExit("the peer does not encode the picture")
+        output = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float))
+        values = np.ctypeslib.as_array(output, shape).copy()
+        if np.isfinite(values).all():
+            return values
+    raise SystemExit("the peer's rows are not finite")
+
+
 def record(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Arrays of a case: ids (-1 for rows), rows, logits."""
     import llama_cpp
@@ -64,11 +79,7 @@ def record(folder: Path, name: str) -> dict[str, np.ndarray]:
                     ids += tokens
                     logits = [peer.eval(tokens, position)]
                     continue
-                if mtmd.mtmd_encode_chunk(context, part):
-                    raise SystemExit("the peer does not encode the picture")
-                output = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float))
-                width = llama_cpp.llama_model_n_embd_inp(peer._model)
-                values = np.ctypeslib.as_array(output, (n, width)).copy()
+                values = encoded(mtmd, context, part, (n, llama_cpp.llama_model_n_embd_inp(peer._model)))
                 ids += [-1] * n
                 rows.append(values)
                 peer.set_causal(not mtmd.mtmd_decode_use_non_causal(context, part))

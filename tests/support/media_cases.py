@@ -20,6 +20,8 @@ from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_llama.mistral3 import Mistral3
+from llamacli_llama.pixtral import Pixtral
 from llamacli_qwen import Qwen2Vl, Qwen3Vl
 from llamacli_qwen.hybrid import Qwen35
 from llamacli_qwen.vision import Qwen2Vision, Qwen3Vision, Qwen25Vision
@@ -66,6 +68,8 @@ class Case:
 
 
 _QWEN = ("<|vision_start|>", "<|vision_end|>")
+_IMG_END = ("[IMG_END]",)
+_PIXTRAL = {"gelu": False, "silu": True, "without": ("mm.patch_merger.weight", "mm.input_norm.weight")}
 _BIAS = ("v.patch_embd.bias",)
 _NO_SCALE = {"projector.scale_factor": None}
 _SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
@@ -127,6 +131,14 @@ CASES = {
         {"gelu": False, "silu": True, "without": _BIAS},
         _NO_EPSILON | _SECTIONS,
         _QWEN,
+    ),
+    "pixtral": Case(Llama(), Pixtral(), {"projector.scale_factor": None, "patch_size": 4}, _PIXTRAL, special=_IMG_END),
+    "mistral3": Case(
+        Mistral3(),
+        Pixtral(),
+        {"spatial_merge_size": 2} | _NO_SCALE,
+        {"gelu": False, "silu": True},
+        special=_IMG_END,
     ),
     "gemma3 q8_0": Case(
         Gemma3(),

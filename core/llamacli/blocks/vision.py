@@ -6,6 +6,7 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import attrs
@@ -73,13 +74,19 @@ class VisionConfig:
 
     @classmethod
     def from_gguf(
-        cls, metadata: Metadata, *, n_merge: int = 1, merge_key: str = "projector.scale_factor", **encoder: Any
+        cls,
+        metadata: Metadata,
+        *,
+        n_merge: int = 1,
+        merge_key: str = "projector.scale_factor",
+        ropes: Callable[[int], tuple[Rope, ...]] | None = None,
+        **encoder: Any,
     ) -> Self:
         """Read the keys of a mmproj file.
 
-        `n_merge` is the default of `merge_key`; `encoder` are the fields that the file does not have, and those that
-        the encoder has read itself. Raises ModelFormatError naming the key that is missing, of a wrong type or out of
-        range.
+        `n_merge` is the default of `merge_key`; `ropes` makes the RoPE variants of a head's dimensions, a multiple of
+        four; `encoder` are the fields that the file does not have, and those that the encoder has read itself. Raises
+        ModelFormatError naming the key that is missing, of a wrong type or out of range.
         """
 
         def count(key: str, maximum: int, **default: int) -> int:
@@ -90,6 +97,11 @@ class VisionConfig:
             raise ModelFormatError(
                 f"{metadata.source}: clip.vision.embedding_length = {n_embd} is not a multiple of "
                 f"clip.vision.attention.head_count = {n_head}"
+            )
+        if ropes is not None and n_embd // n_head % 4:
+            raise ModelFormatError(
+                f"{metadata.source}: clip.vision.embedding_length = {n_embd} has {n_embd // n_head} numbers a head, "
+                "which RoPE of rows and columns does not divide by 4"
             )
         image_size, patch_size = count("image_size", MAX_SIDE), count("patch_size", 1 << 10)
         n_merge = count(merge_key, 1 << 6, default=n_merge)
@@ -107,6 +119,7 @@ class VisionConfig:
             "n_layer": count("block_count", 1 << 10),
             "n_head": n_head,
             "head_dim": n_embd // n_head,
+            "ropes": ropes(n_embd // n_head) if ropes else (),
             "n_ff": count("feed_forward_length", 1 << 20),
             "layer_norm_eps": metadata.get_float("clip.vision.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
             "image_size": image_size,
