@@ -18,6 +18,7 @@ from llamacli.testing.tiny import write_architecture
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
 from llamacli_llama.mistral3 import Mistral3
@@ -52,6 +53,13 @@ VISION: Mapping[str, Any] = {
 """Keys of a tiny encoder, without `clip.vision.` in front."""
 
 
+PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
+"""Widths and heights of pictures of `drawn`."""
+
+THINNED = 16
+"""Step between the rows in goldens of pictures whose names begin with "large"."""
+
+
 @attrs.frozen
 class Case:
     """Architecture of a text model, and a media encoder.
@@ -65,9 +73,16 @@ class Case:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     text_keys: Mapping[str, Any] = attrs.field(factory=dict)
     special: tuple[str, ...] = ()
+    pictures: Mapping[str, tuple[int, int]] = attrs.field(factory=lambda: PICTURES)
 
 
 _QWEN = ("<|vision_start|>", "<|vision_end|>")
+_LFM2 = (
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11) if row * column <= 10),
+)
 _IMG_END = ("[IMG_END]",)
 _PIXTRAL = {"gelu": False, "silu": True, "without": ("mm.patch_merger.weight", "mm.input_norm.weight")}
 _BIAS = ("v.patch_embd.bias",)
@@ -140,6 +155,20 @@ CASES = {
         {"gelu": False, "silu": True},
         special=_IMG_END,
     ),
+    "lfm2": Case(
+        Llama(),
+        Lfm2Vision(),
+        {"patch_size": 16, "image_size": 64},
+        special=_LFM2,
+        pictures=PICTURES | {"large": (1060, 530)},
+    ),
+    "lfm2 without norm": Case(
+        Llama(),
+        Lfm2Vision(),
+        {"patch_size": 16, "image_size": 64},
+        {"without": ("mm.input_norm.weight", "mm.input_norm.bias")},
+        special=_LFM2,
+    ),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -149,9 +178,6 @@ CASES = {
     ),
 }
 """Cases by the name of their golden."""
-
-PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
-"""Widths and heights of pictures of `drawn`."""
 
 
 def drawn(width: int, height: int, seed: int = 0) -> np.ndarray:

@@ -46,6 +46,7 @@ class VisionConfig:
       its "corners" in their place, or none, "".
     - `ropes`: what turns queries and keys; a patch's positions are its number, row and column.
     - `full_attention`: every so many layers one attends to the whole picture, the others to windows; 0: all do.
+    - `n_projector`: width of the projector's hidden layer, where it is not `n_embd_text`.
     - `deepstack`: layers whose hidden states are embeddings too, beside those of the last one.
     """
 
@@ -70,6 +71,7 @@ class VisionConfig:
     positions: Literal["", "learned", "grid", "corners"] = "learned"
     ropes: tuple[Rope, ...] = ()
     full_attention: int = 0
+    n_projector: int = 0
     deepstack: tuple[int, ...] = ()
 
     @classmethod

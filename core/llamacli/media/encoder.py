@@ -63,6 +63,10 @@ class MediaEncoder(Architecture):
     row_break: str = ""
     """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
 
+    def configure_file(self, file: ModelFile) -> Any:
+        """Hyperparameters of a file, for encoders that need what only its tensors tell; else those of `configure`."""
+        return self.configure(file.metadata)
+
     @abc.abstractmethod
     def layout(self, pixels: Pixels, config: Any) -> list[str | Pixels]:
         """Text and tiles of a picture, in order.
@@ -293,8 +297,8 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
     if not metadata.get_bool("clip.has_vision_encoder", default=True):
         raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
     with plugin_errors(f"media encoder {encoder.name!r}"):
-        config: VisionConfig = encoder.configure(metadata)
         view = _Matrices(file, encoder.transposed)
+        config: VisionConfig = encoder.configure_file(view)
         weights = encoder.tensors(config).bind(view)
         graph = trace(encoder, config, weights)
         graph.n_batch = config.max_patches

@@ -72,7 +72,7 @@ class Pixtral(MediaEncoder):
 
 
 def two_axes(head_dim: int) -> tuple[Rope, ...]:
-    """RoPE of rows on a head's first half, of columns on the second.
+    """RoPE of rows and of columns, each on half a head.
 
     Each has every other frequency of the whole head.
     """
