@@ -82,6 +82,7 @@ from llamacli.media.pictures import Pixels as Pixels
 from llamacli.media.pictures import fitting as fitting
 from llamacli.media.pictures import padded as padded
 from llamacli.media.pictures import resized as resized
+from llamacli.media.pictures import tiled as tiled
 
 # Verbs
 from llamacli.ops.base import MakeParam as MakeParam

@@ -25,7 +25,7 @@ from oracle.media import AFTER, BEFORE, N_CTX, thinned
 GOLDEN = np.load(DIRECTORY / "media.npz")
 LOGITS = {
     "gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3, "qwen3vl": 5e-8, "qwen35": 3e-7,
-    "mistral3": 5e-8,
+    "mistral3": 5e-8, "internvl norms": 1e-7,
 }  # fmt: skip
 """Bounds of the logits' NMSE beside 1e-8: the peer reads GELU from a float16 table, and rounds what it multiplies by
 weights of F16 and Q8_0."""

@@ -21,6 +21,8 @@ from llamacli_gemma.siglip import Gemma3Vision
 from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_llama.internvl import InternVl
+from llamacli_llama.llava import Llava
 from llamacli_llama.mistral3 import Mistral3
 from llamacli_llama.pixtral import Pixtral
 from llamacli_qwen import Qwen2Vl, Qwen3Vl
@@ -77,6 +79,8 @@ class Case:
 
 
 _QWEN = ("<|vision_start|>", "<|vision_end|>")
+_INTERNVL = tuple(f"v.blk.{i}.attn_{name}_norm.weight" for i in range(2) for name in "qk")
+_LLAVA = tuple(f"mm.{i}.{kind}" for i in (1, 3, 4) for kind in ("weight", "bias"))
 _LFM2 = (
     "<|image_start|>",
     "<|image_end|>",
@@ -169,6 +173,18 @@ CASES = {
         {"without": ("mm.input_norm.weight", "mm.input_norm.bias")},
         special=_LFM2,
     ),
+    "internvl": Case(
+        Llama(), InternVl(), {"preproc_max_tiles": 4}, {"without": _INTERNVL}, special=("<img>", "</img>")
+    ),
+    "internvl norms": Case(Llama(), InternVl(), special=("<img>", "</img>")),
+    "llava": Case(Llama(), Llava(), _NO_SCALE, {"gelu": False, "without": _LLAVA}),
+    "llava tiles": Case(
+        Llama(),
+        Llava(),
+        {"image_grid_pinpoints": [32, 64, 64, 32, 64, 64, 96, 32, 32, 96]} | _NO_SCALE,
+        {"gelu": False, "without": _LLAVA},
+    ),
+    "llava yi": Case(Llama(), Llava(), _NO_SCALE, {"gelu": False, "without": ("mm.2.weight", "mm.2.bias")}),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -228,7 +244,10 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
     config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, str(path)))
     tensors: dict[str, tuple[np.ndarray, Type]] = {}
     transposed = case.encoder.transposed
-    for tensor, shape in case.encoder.tensors(config).shapes(fused=case.options.get("fused", False)).items():
+    shapes = case.encoder.tensors(config).shapes(fused=case.options.get("fused", False))
+    for i in range(config.n_layer, config.n_layer + config.n_unread):
+        shapes |= {name.replace("blk.0", f"blk.{i}"): shape for name, shape in shapes.items() if "blk.0" in name}
+    for tensor, shape in shapes.items():
         if tensor in case.options.get("without", ()):
             continue
         kept = dict.fromkeys(transposed, "F16") | dict.fromkeys(

@@ -64,7 +64,10 @@ class MediaEncoder(Architecture):
     """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
 
     def configure_file(self, file: ModelFile) -> Any:
-        """Hyperparameters of a file, for encoders that need what only its tensors tell; else those of `configure`."""
+        """Hyperparameters of a file, by default those of `configure`.
+
+        For encoders that need what only the tensors tell.
+        """
         return self.configure(file.metadata)
 
     @abc.abstractmethod
@@ -250,10 +253,15 @@ class LoadedEncoder:
         stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
         spans = tuple(zip([0, *stops], stops, strict=False))
         positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+        if c.n_behind:
+            spans = ((0, n + 1),)
+            patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
+            positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
+        n, n_tokens = n + c.n_behind, len(order) + bool(c.n_behind)
         inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
-            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(order)])
+            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [n_tokens])
             while True:
                 try:
                     with np.errstate(all="ignore"):
@@ -262,7 +270,7 @@ class LoadedEncoder:
                     rows: Rows = end.value
                     break
                 yield
-        rows = np.ascontiguousarray(rows[np.argsort(order)])
+        rows = np.ascontiguousarray(rows[np.argsort(order) + (c.class_token == "kept")])
         if self._row_break is not None:
             rows = np.insert(rows, range(n_columns, len(rows), n_columns), self._row_break, axis=0)
         if not np.isfinite(rows).all():
@@ -301,7 +309,7 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
         config: VisionConfig = encoder.configure_file(view)
         weights = encoder.tensors(config).bind(view)
         graph = trace(encoder, config, weights)
-        graph.n_batch = config.max_patches
+        graph.n_batch = config.max_patches + config.n_behind
         if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
             raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:

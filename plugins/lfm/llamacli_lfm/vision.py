@@ -47,13 +47,13 @@ class Lfm2Vision(MediaEncoder):
         side = config.patch_size * config.n_merge
         if TILE % side or (TILE // side) ** 2 > config.tokens[1]:
             raise ModelFormatError(
-                f"{metadata.source}: clip.vision.patch_size = {config.patch_size} and "
-                f"clip.vision.projector.scale_factor = {config.n_merge} do not divide squares of {TILE} pixels into at most {config.tokens[1]} tokens"
+                f"{metadata.source}: clip.vision.patch_size = {config.patch_size} and a scale_factor of "
+                f"{config.n_merge} do not divide squares of {TILE} pixels into at most {config.tokens[1]} tokens"
             )
         return attrs.evolve(config, n_projector=config.n_embd_text)
 
     def configure_file(self, file: ModelFile) -> VisionConfig:
-        """Read the hyperparameters, and the width of the projector from its first matrix."""
+        """Read the hyperparameters; the projector's width is its first matrix's."""
         first = file.tensors.get("mm.1.weight")
         config = self.configure(file.metadata)
         return attrs.evolve(config, n_projector=first.shape[0]) if first else config
@@ -74,7 +74,7 @@ class Lfm2Vision(MediaEncoder):
         return mlp(g, x, weights.mm_1, weights.mm_2)
 
     def layout(self, pixels: Pixels, config: VisionConfig) -> list[str | Pixels]:
-        """The picture, or its squares row by row and the picture; between two tokens."""
+        """The picture, behind its squares if it is large, between two tokens."""
         side, (height, width, _) = config.patch_size * config.n_merge, pixels.shape
         least, most = (n * side**2 for n in config.tokens)
         whole = resized(pixels, *fitting(width, height, side, (least, most)), "bilinear")
@@ -92,7 +92,10 @@ class Lfm2Vision(MediaEncoder):
 
 
 def _grid(width: int, height: int) -> tuple[int, int]:
-    """Columns and rows whose proportions are nearest, of equal ones the most that the picture half fills."""
+    """Columns and rows whose proportions are nearest.
+
+    Of equal ones, the most squares that the picture half fills.
+    """
     one = np.float32
     sides = range(1, MAX_TILES + 1)
     grids = sorted(
