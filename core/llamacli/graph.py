@@ -22,6 +22,7 @@ from llamacli.ops.attention_temperature import attention_temperature
 from llamacli.ops.base import Op, Recorder, verb_of
 from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
+from llamacli.ops.class_token import class_token
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
 from llamacli.ops.decoder import Decoder, decoder
@@ -83,6 +84,7 @@ class Graph(Recorder):
     embed = embed
     gated = gated
     geglu = geglu
+    class_token = class_token
     grid_positions = grid_positions
     layer_norm = layer_norm
     linear = linear

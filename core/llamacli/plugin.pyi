@@ -77,11 +77,13 @@ from llamacli.blocks.vision import mlp as mlp
 from llamacli.blocks.vision import vision_layers as vision_layers
 from llamacli.blocks.vision import vision_tensors as vision_tensors
 from llamacli.blocks.vision import vision_tower as vision_tower
+from llamacli.loaders import ModelFile as ModelFile
 from llamacli.media.encoder import MediaEncoder as MediaEncoder
 from llamacli.media.pictures import Pixels as Pixels
 from llamacli.media.pictures import fitting as fitting
 from llamacli.media.pictures import padded as padded
 from llamacli.media.pictures import resized as resized
+from llamacli.media.pictures import tiled as tiled
 
 # Verbs
 from llamacli.ops.base import MakeParam as MakeParam

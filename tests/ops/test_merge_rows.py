@@ -16,6 +16,14 @@ ROWS = np.random.RandomState(7).standard_normal((24, WIDTH)).astype(np.float32)
 def test_rows_are_merged(engine: Engine, size: int) -> None:
     merged = on_patches(engine, lambda g, x: g.scale(g.merge_rows(x, size), 2), ROWS)
     np.testing.assert_array_equal(merged, 2 * ROWS.reshape(24 // size, -1))
+    turns = on_patches(engine, lambda g, x: g.scale(g.merge_rows(x, size, interleaved=True), 1), ROWS)
+    np.testing.assert_array_equal(
+        turns,
+        np.hstack([ROWS[i::size] for i in range(size)])
+        .reshape(24 // size, size, WIDTH)
+        .swapaxes(1, 2)
+        .reshape(24 // size, -1),
+    )
     mean = on_patches(engine, lambda g, x: g.scale(g.merge_rows(x, size, mean=True), 1), ROWS)
     np.testing.assert_allclose(mean, ROWS.reshape(24 // size, size, WIDTH).mean(1), atol=1e-6)
 
@@ -46,6 +54,8 @@ def test_operands_that_do_not_fit() -> None:
         graph.patches(WIDTH)
     with pytest.raises(PluginError, match="merge_rows: groups of 0 rows"):
         graph.merge_rows(x, 0)
+    with pytest.raises(PluginError, match="merge_rows: mean and interleaved"):
+        graph.merge_rows(x, 4, mean=True, interleaved=True)
     graph.merge_rows(x, 4)
     with pytest.raises(PluginError, match="merge_rows: groups of 2 and of 4 rows"):
         graph.merge_rows(x, 2)

@@ -18,8 +18,13 @@ from llamacli.testing.tiny import write_architecture
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_llama.internvl import InternVl
+from llamacli_llama.llava import Llava
+from llamacli_llama.mistral3 import Mistral3
+from llamacli_llama.pixtral import Pixtral
 from llamacli_qwen import Qwen2Vl, Qwen3Vl
 from llamacli_qwen.hybrid import Qwen35
 from llamacli_qwen.vision import Qwen2Vision, Qwen3Vision, Qwen25Vision
@@ -50,6 +55,13 @@ VISION: Mapping[str, Any] = {
 """Keys of a tiny encoder, without `clip.vision.` in front."""
 
 
+PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
+"""Widths and heights of pictures of `drawn`."""
+
+THINNED = 16
+"""Step between the rows in goldens of pictures whose names begin with "large"."""
+
+
 @attrs.frozen
 class Case:
     """Architecture of a text model, and a media encoder.
@@ -63,9 +75,20 @@ class Case:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     text_keys: Mapping[str, Any] = attrs.field(factory=dict)
     special: tuple[str, ...] = ()
+    pictures: Mapping[str, tuple[int, int]] = attrs.field(factory=lambda: PICTURES)
 
 
 _QWEN = ("<|vision_start|>", "<|vision_end|>")
+_INTERNVL = tuple(f"v.blk.{i}.attn_{name}_norm.weight" for i in range(2) for name in "qk")
+_LLAVA = tuple(f"mm.{i}.{kind}" for i in (1, 3, 4) for kind in ("weight", "bias"))
+_LFM2 = (
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11) if row * column <= 10),
+)
+_IMG_END = ("[IMG_END]",)
+_PIXTRAL = {"gelu": False, "silu": True, "without": ("mm.patch_merger.weight", "mm.input_norm.weight")}
 _BIAS = ("v.patch_embd.bias",)
 _NO_SCALE = {"projector.scale_factor": None}
 _SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
@@ -128,6 +151,40 @@ CASES = {
         _NO_EPSILON | _SECTIONS,
         _QWEN,
     ),
+    "pixtral": Case(Llama(), Pixtral(), {"projector.scale_factor": None, "patch_size": 4}, _PIXTRAL, special=_IMG_END),
+    "mistral3": Case(
+        Mistral3(),
+        Pixtral(),
+        {"spatial_merge_size": 2} | _NO_SCALE,
+        {"gelu": False, "silu": True},
+        special=_IMG_END,
+    ),
+    "lfm2": Case(
+        Llama(),
+        Lfm2Vision(),
+        {"patch_size": 16, "image_size": 64},
+        special=_LFM2,
+        pictures=PICTURES | {"large": (1060, 530)},
+    ),
+    "lfm2 without norm": Case(
+        Llama(),
+        Lfm2Vision(),
+        {"patch_size": 16, "image_size": 64},
+        {"without": ("mm.input_norm.weight", "mm.input_norm.bias")},
+        special=_LFM2,
+    ),
+    "internvl": Case(
+        Llama(), InternVl(), {"preproc_max_tiles": 4}, {"without": _INTERNVL}, special=("<img>", "</img>")
+    ),
+    "internvl norms": Case(Llama(), InternVl(), special=("<img>", "</img>")),
+    "llava": Case(Llama(), Llava(), _NO_SCALE, {"gelu": False, "without": _LLAVA}),
+    "llava tiles": Case(
+        Llama(),
+        Llava(),
+        {"image_grid_pinpoints": [32, 64, 64, 32, 64, 64, 96, 32, 32, 96]} | _NO_SCALE,
+        {"gelu": False, "without": _LLAVA},
+    ),
+    "llava yi": Case(Llama(), Llava(), _NO_SCALE, {"gelu": False, "without": ("mm.2.weight", "mm.2.bias")}),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -137,9 +194,6 @@ CASES = {
     ),
 }
 """Cases by the name of their golden."""
-
-PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
-"""Widths and heights of pictures of `drawn`."""
 
 
 def drawn(width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -190,7 +244,10 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
     config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, str(path)))
     tensors: dict[str, tuple[np.ndarray, Type]] = {}
     transposed = case.encoder.transposed
-    for tensor, shape in case.encoder.tensors(config).shapes(fused=case.options.get("fused", False)).items():
+    shapes = case.encoder.tensors(config).shapes(fused=case.options.get("fused", False))
+    for i in range(config.n_layer, config.n_layer + config.n_unread):
+        shapes |= {name.replace("blk.0", f"blk.{i}"): shape for name, shape in shapes.items() if "blk.0" in name}
+    for tensor, shape in shapes.items():
         if tensor in case.options.get("without", ()):
             continue
         kept = dict.fromkeys(transposed, "F16") | dict.fromkeys(

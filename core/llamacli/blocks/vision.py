@@ -6,6 +6,7 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import attrs
@@ -39,12 +40,19 @@ class VisionConfig:
 
     - `tokens`: the smallest and the largest number of tokens of a tile, (0, 0) where all tiles are squares of
       `image_size`.
+    - `tile_sizes`: widths and heights in pixels into which a picture is resized before it is cut into squares.
     - `n_frames`: matrices of patches, whose products are added; a still picture is all frames of a short video.
     - `rms`: norms are RMSNorm, not LayerNorm. `gated`: feed-forward networks have a gate.
     - `positions`: "learned" ones of the squares' patches, those of a "grid" that is resized to the picture's, with
       its "corners" in their place, or none, "".
     - `ropes`: what turns queries and keys; a patch's positions are its number, row and column.
+    - `class_token`: a token behind the patches, which attends to all of them: "dropped" in the end, or "kept" in the
+      place of the first patch.
+    - `layer_scale`: what attention and the feed-forward networks add may have factors. `qk_norm`: queries and keys may
+      have norms.
+    - `n_unread`: layers of a file behind those that are read.
     - `full_attention`: every so many layers one attends to the whole picture, the others to windows; 0: all do.
+    - `n_projector`: width of the projector's hidden layer, where it is not `n_embd_text`.
     - `deepstack`: layers whose hidden states are embeddings too, beside those of the last one.
     """
 
@@ -63,23 +71,35 @@ class VisionConfig:
     activation: Formula
     longest_edge: int = 0
     tokens: tuple[int, int] = (0, 0)
+    tile_sizes: tuple[tuple[int, int], ...] = ()
     n_frames: int = 1
     rms: bool = False
     gated: bool = False
     positions: Literal["", "learned", "grid", "corners"] = "learned"
     ropes: tuple[Rope, ...] = ()
+    class_token: Literal["", "dropped", "kept"] = ""
+    layer_scale: bool = False
+    qk_norm: bool = False
+    n_unread: int = 0
     full_attention: int = 0
+    n_projector: int = 0
     deepstack: tuple[int, ...] = ()
 
     @classmethod
     def from_gguf(
-        cls, metadata: Metadata, *, n_merge: int = 1, merge_key: str = "projector.scale_factor", **encoder: Any
+        cls,
+        metadata: Metadata,
+        *,
+        n_merge: int = 1,
+        merge_key: str = "projector.scale_factor",
+        ropes: Callable[[int], tuple[Rope, ...]] | None = None,
+        **encoder: Any,
     ) -> Self:
         """Read the keys of a mmproj file.
 
-        `n_merge` is the default of `merge_key`; `encoder` are the fields that the file does not have, and those that
-        the encoder has read itself. Raises ModelFormatError naming the key that is missing, of a wrong type or out of
-        range.
+        `n_merge` is the default of `merge_key`; `ropes` makes the RoPE variants of a head's dimensions, a multiple of
+        four; `encoder` are the fields that the file does not have, and those that the encoder has read itself. Raises
+        ModelFormatError naming the key that is missing, of a wrong type or out of range.
         """
 
         def count(key: str, maximum: int, **default: int) -> int:
@@ -90,6 +110,11 @@ class VisionConfig:
             raise ModelFormatError(
                 f"{metadata.source}: clip.vision.embedding_length = {n_embd} is not a multiple of "
                 f"clip.vision.attention.head_count = {n_head}"
+            )
+        if ropes is not None and n_embd // n_head % 4:
+            raise ModelFormatError(
+                f"{metadata.source}: clip.vision.embedding_length = {n_embd} has {n_embd // n_head} numbers a head, "
+                "which RoPE of rows and columns does not divide by 4"
             )
         image_size, patch_size = count("image_size", MAX_SIDE), count("patch_size", 1 << 10)
         n_merge = count(merge_key, 1 << 6, default=n_merge)
@@ -107,6 +132,7 @@ class VisionConfig:
             "n_layer": count("block_count", 1 << 10),
             "n_head": n_head,
             "head_dim": n_embd // n_head,
+            "ropes": ropes(n_embd // n_head) if ropes else (),
             "n_ff": count("feed_forward_length", 1 << 20),
             "layer_norm_eps": metadata.get_float("clip.vision.attention.layer_norm_epsilon", minimum=0.0, maximum=1.0),
             "image_size": image_size,
@@ -126,6 +152,11 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2
 
     @property
+    def n_behind(self) -> int:
+        """Rows behind the patches: a group with the class token, or none."""
+        return self.n_merge**2 if self.class_token else 0
+
+    @property
     def max_patches(self) -> int:
         """Largest number of patches of a tile."""
         return self.tokens[1] * self.n_merge**2 or self.n_patches
@@ -143,13 +174,19 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
     for frame in range(1, c.n_frames):
         table.add_tensor(f"v.patch_embd.weight.{frame}", c.n_embd, 3 * c.patch_size**2)
     table.add_tensor("v.patch_embd.bias", c.n_embd, optional=True)
+    if c.class_token:
+        table.add_tensor("v.class_embd", c.n_embd)
     if c.positions:
-        table.add("v.position_embd", c.n_patches, c.n_embd)
+        table.add("v.position_embd", c.n_patches + bool(c.class_token), c.n_embd)
     table.add("v.pre_ln", c.n_embd, bias=bias, optional=True)
-    for _ in range(c.n_layer):
-        block, square = table.block("v.blk"), (c.n_embd, c.n_embd)
+    for i in range(c.n_layer + c.n_unread):
+        block, square = table.block("v.blk", unused=i >= c.n_layer), (c.n_embd, c.n_embd)
         block.add("ln1", c.n_embd, bias=bias)
         block.add_fused("attn_qkv", bias=True, attn_q=square, attn_k=square, attn_v=square)
+        for name in ("attn_q_norm", "attn_k_norm") if c.qk_norm else ():
+            block.add(name, c.n_embd, optional=True)
+        for name in ("ls1", "ls2") if c.layer_scale else ():
+            block.add(name, c.n_embd, optional=True)
         block.add("attn_out", *square, bias=True)
         block.add("ln2", c.n_embd, bias=bias)
         if c.gated:
@@ -173,9 +210,10 @@ def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
     """
     x, layers, kv = _patch_embeddings(g, c, w), list[Value](), None
     for i, block in enumerate(w.v_blk, start=1):
-        in_windows = bool(c.full_attention) and i % c.full_attention != 0
+        # Rows that fill up the class token's group are outside of the one window, the whole picture.
+        in_windows = c.n_behind > 1 or (bool(c.full_attention) and i % c.full_attention != 0)
         x, kv = _attention(g, c, block, x, kv, in_windows=in_windows)
-        x = x + _feed_forward(g, c, block, _norm(g, c, x, block.ln2))
+        x = x + _scaled(g, c, block, "ls2", _feed_forward(g, c, block, _norm(g, c, x, block.ln2)))
         layers.append(x)
     return [*layers, _norm(g, c, x, w.v_post_ln) if w.v_post_ln else x]
 
@@ -191,6 +229,8 @@ def _patch_embeddings(g: Graph, c: VisionConfig, w: Weights) -> Value:
     x = g.linear(patches, Param(w.v_patch_embd_weight.weight, bias.weight if bias else None))
     for frame in range(1, c.n_frames):
         x = x + g.linear(patches, getattr(w, f"v_patch_embd_weight_{frame}"))
+    if c.class_token:
+        x = g.class_token(x, w.v_class_embd)
     if c.positions == "learned":
         x = x + g.positions(w.v_position_embd)
     elif c.positions:
@@ -207,12 +247,21 @@ def _attention(
 ) -> tuple[Value, KeyValues]:
     normed = _norm(g, c, x, block.ln1)
     q, k, v = (g.linear(normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+    if c.qk_norm and block.attn_q_norm:
+        q = _norm(g, c, q, block.attn_q_norm)
+    if c.qk_norm and block.attn_k_norm:
+        k = _norm(g, c, k, block.attn_k_norm)
     for rope in c.ropes:
         q, k = (g.rope(heads, rope, c.head_dim) for heads in (q, k))
     # All layers store into one: each attends only to what it has just stored, of all patches.
     kv = g.store(k, v, head_dim=c.head_dim, into=kv)
     seen = g.attention(q, kv, scale=c.head_dim**-0.5, causal=in_windows, spans=in_windows)
-    return x + g.linear(seen, block.attn_out), kv
+    return x + _scaled(g, c, block, "ls1", g.linear(seen, block.attn_out)), kv
+
+
+def _scaled(g: Graph, c: VisionConfig, block: Params, name: str, x: Value) -> Value:
+    factors = getattr(block, name) if c.layer_scale else None
+    return g.mul(x, factors) if factors else x
 
 
 def _feed_forward(g: Graph, c: VisionConfig, block: Params, x: Value) -> Value:

@@ -29,7 +29,7 @@ from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
 from llamacli.media.pictures import Picture, Pixels, digest, unfolded
-from llamacli.quantization import TensorType
+from llamacli.quantization import TensorType, dequantize
 from llamacli.util.locking import fork_safe
 
 Rows = npt.NDArray[np.float32]
@@ -59,6 +59,16 @@ class MediaEncoder(Architecture):
 
     transposed: tuple[str, ...] = ()
     """Names of matrices that files store as (n_in, n_out)."""
+
+    row_break: str = ""
+    """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
+
+    def configure_file(self, file: ModelFile) -> Any:
+        """Hyperparameters of a file, by default those of `configure`.
+
+        For encoders that need what only the tensors tell.
+        """
+        return self.configure(file.metadata)
 
     @abc.abstractmethod
     def layout(self, pixels: Pixels, config: Any) -> list[str | Pixels]:
@@ -128,8 +138,18 @@ class LoadedEncoder:
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
     """
 
-    def __init__(self, encoder: MediaEncoder, config: Any, metadata: Metadata, program: Program, name: str, id_: str):
+    def __init__(
+        self,
+        encoder: MediaEncoder,
+        config: Any,
+        metadata: Metadata,
+        program: Program,
+        name: str,
+        id_: str,
+        row_break: Rows | None = None,
+    ):
         self._encoder, self.config, self.metadata, self.name, self._identity = encoder, config, metadata, name, id_
+        self._row_break = row_break
         self._program: Program | None = program
         self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional
         self.n_embd = program.graph.ops[-1].out.width
@@ -166,7 +186,6 @@ class LoadedEncoder:
         c = self.config
         with plugin_errors(f"media encoder {self.projector!r}"):
             parts = self._encoder.layout(picture.pixels, c)
-        n_merged = c.n_merge**2
         found: list[str | Tile] = []
         for part in parts:
             if isinstance(part, str):
@@ -180,10 +199,11 @@ class LoadedEncoder:
                     f"than {c.max_patches}"
                 )
             key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
-            keys = _row_keys(key, n_patches // n_merged)
+            rows, columns = part.shape[0] // side, part.shape[1] // side
+            keys = _row_keys(key, rows * columns + (rows - 1 if self._row_break is not None else 0))
             tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
             if self._encoder.has_grid:
-                tile = attrs.evolve(tile, grid=(part.shape[0] // side, part.shape[1] // side))
+                tile = attrs.evolve(tile, grid=(rows, columns))
                 tile = attrs.evolve(tile, ids=tile.ids_at(0))
             found.append(tile)
         return found
@@ -224,18 +244,24 @@ class LoadedEncoder:
         patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
         n, columns = len(patches), tile.pixels.shape[1] // c.patch_size
         side = c.patch_size * c.n_merge
+        n_rows, n_columns = tile.pixels.shape[0] // side, tile.pixels.shape[1] // side
         with plugin_errors(f"media encoder {self.projector!r}"):
-            windows = self._encoder.windows(tile.pixels.shape[0] // side, tile.pixels.shape[1] // side, c)
-        order = np.array([token for window in windows for token in window] or range(len(tile.ids)))
+            windows = self._encoder.windows(n_rows, n_columns, c)
+        order = np.array([token for window in windows for token in window] or range(n_rows * n_columns))
         grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
         patches, numbers = patches[grouped], numbers[grouped]
         stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
         spans = tuple(zip([0, *stops], stops, strict=False))
         positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+        if c.n_behind:
+            spans = ((0, n + 1),)
+            patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
+            positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
+        n, n_tokens = n + c.n_behind, len(order) + bool(c.n_behind)
         inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
-            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [len(tile.ids)])
+            pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [n_tokens])
             while True:
                 try:
                     with np.errstate(all="ignore"):
@@ -244,7 +270,9 @@ class LoadedEncoder:
                     rows: Rows = end.value
                     break
                 yield
-        rows = np.ascontiguousarray(rows[np.argsort(order)])
+        rows = np.ascontiguousarray(rows[np.argsort(order) + (c.class_token == "kept")])
+        if self._row_break is not None:
+            rows = np.insert(rows, range(n_columns, len(rows), n_columns), self._row_break, axis=0)
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
         rows.flags.writeable = False
@@ -277,11 +305,11 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
     if not metadata.get_bool("clip.has_vision_encoder", default=True):
         raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
     with plugin_errors(f"media encoder {encoder.name!r}"):
-        config: VisionConfig = encoder.configure(metadata)
         view = _Matrices(file, encoder.transposed)
+        config: VisionConfig = encoder.configure_file(view)
         weights = encoder.tensors(config).bind(view)
         graph = trace(encoder, config, weights)
-        graph.n_batch = config.max_patches
+        graph.n_batch = config.max_patches + config.n_behind
         if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
             raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:
@@ -290,8 +318,9 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
                 f"{graph.ops[-1].out.width}"
             )
         program = engine.compile(graph, view, mode)
+        row_break = _row(view, encoder.row_break) if encoder.row_break else None
     name = metadata.get_str("general.name", "") or Path(file.path).name
-    return LoadedEncoder(encoder, config, metadata, program, name, f"{identity(file)}-{mode.value}")
+    return LoadedEncoder(encoder, config, metadata, program, name, f"{identity(file)}-{mode.value}", row_break)
 
 
 class _Matrices:
@@ -331,6 +360,10 @@ class _Matrices:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _row(file: ModelFile, name: str) -> Rows:
+    return dequantize(file.data(name), file.tensors[name].type).reshape(-1)
 
 
 def _n_bytes(layout: Sequence[str | Tile]) -> int:

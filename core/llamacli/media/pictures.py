@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,8 +94,8 @@ def resized(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
     return pixels
 
 
-def padded(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
-    """Resize a picture into a frame, centred on black.
+def padded(pixels: Pixels, width: int, height: int, method: str, colour: tuple[int, int, int] = (0, 0, 0)) -> Pixels:
+    """Resize a picture into a frame, centred on a colour.
 
     Its proportions stay; its sides are rounded up to pixels.
     """
@@ -104,10 +105,31 @@ def padded(pixels: Pixels, width: int, height: int, method: str) -> Pixels:
     one = np.float32
     ratio = min(one(width) / one(own_width), one(height) / one(own_height))
     w, h = (min(math.ceil(one(n) * ratio), most) for n, most in ((own_width, width), (own_height, height)))
-    out = np.zeros((height, width, 3), np.uint8)
+    out = np.full((height, width, 3), colour, np.uint8)
     x, y = (width - w) // 2, (height - h) // 2
     out[y : y + h, x : x + w] = resized(pixels, w, h, method)
     return out
+
+
+def tiled(pixels: Pixels, side: int, sizes: Sequence[tuple[int, int]]) -> list[Pixels]:
+    """Tiles of a picture row by row, then the whole in one.
+
+    A picture with a side longer than `side` is resized into the one of `sizes`, multiples of `side`, that keeps the
+    most of its pixels, and of these leaves the least empty (LLaVA-NeXT, Liu et al. 2024).
+    """
+    whole, (height, width, _) = resized(pixels, side, side, "bicubic"), pixels.shape
+    if width <= side and height <= side:
+        return [whole]
+
+    def kept(size: tuple[int, int]) -> tuple[int, int]:
+        scale = min(np.float32(size[0]) / np.float32(width), np.float32(size[1]) / np.float32(height))
+        n_pixels = min(int(np.float32(width) * scale) * int(np.float32(height) * scale), width * height)
+        return n_pixels, n_pixels - size[0] * size[1]
+
+    w, h = max(sizes, key=kept)
+    refined = padded(pixels, w, h, "bicubic")
+    squares = [(y, x) for y in range(0, h, side) for x in range(0, w, side)]
+    return [*(refined[y : y + side, x : x + side] for y, x in squares), whole]
 
 
 def fitting(width: int, height: int, align: int, pixels: tuple[int, int]) -> tuple[int, int]:

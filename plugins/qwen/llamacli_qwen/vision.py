@@ -41,16 +41,12 @@ class Qwen2Vision(MediaEncoder):
 
     def read(self, metadata: Metadata, **family: object) -> VisionConfig:
         """Read what all members of the family have."""
-        width, n_head = (
-            metadata.get_int(f"clip.vision.{key}", minimum=1) for key in ("embedding_length", "attention.head_count")
-        )
-        quarter = max(1, width // n_head // 4)
-        rope = Rope(4 * quarter, interleaved=False, components=(1,) * quarter + (2,) * quarter, axial=True)
         return VisionConfig.from_gguf(
             metadata,
             n_merge=2,
             merge_key="spatial_merge_size",
-            **{"tokens": (8, 4096), "n_frames": 2, "positions": "", "ropes": (rope,), **family},
+            ropes=_ropes,
+            **{"tokens": (8, 4096), "n_frames": 2, "positions": "", **family},
         )
 
     def tensors(self, config: VisionConfig) -> TensorTable:
@@ -122,6 +118,11 @@ class Qwen3Vision(Qwen2Vision):
             norm, up, down = (getattr(weights, f"v_deepstack_{i}_{name}") for name in ("norm", "fc1", "fc2"))
             out = g.concat(out, mlp(g, g.layer_norm(hidden, norm, config.layer_norm_eps), up, down))
         return out
+
+
+def _ropes(head_dim: int) -> tuple[Rope, ...]:
+    components = (1,) * (head_dim // 4) + (2,) * (head_dim // 4)
+    return (Rope(head_dim, interleaved=False, components=components, axial=True),)
 
 
 @hookimpl
