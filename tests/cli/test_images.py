@@ -9,6 +9,7 @@ from PIL import Image
 
 from llamacli import load_model
 from llamacli.cli.repl import Repl
+from llamacli.cli.repl_input import dropped_pictures
 from llamacli.cli.repl_settings import Settings
 from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.plugins import Plugins
@@ -110,9 +111,46 @@ class TestChat:
         repl._handle(f"/load {tmp_path / 'chat.json'}")
         assert (repl._chat.history[0].images[0].pixels == drawn(40, 30)).all()
 
+    def test_a_path_in_a_message_is_a_picture(self, repl: Repl, photo, capsys: pytest.CaptureFixture[str]) -> None:
+        repl._handle(f"{photo(0)} What is it?")
+        assert "(photo0.png: attached)" in capsys.readouterr().err
+        (message, _) = repl._chat.history
+        assert (message.content, len(message.images)) == ("What is it?", 1)
+        repl._handle(f"Compare '{photo(1)}' and this: {photo(0)}?")
+        message = repl._chat.history[2]
+        assert (message.content, len(message.images)) == ("Compare and this:?", 2)
+        repl._handle(str(photo(2)))
+        message = repl._chat.history[4]
+        assert (message.content, len(message.images)) == ("", 1)
+
+    def test_a_path_for_a_model_that_does_not_see(
+        self, repl: Repl, photo, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(repl._chat.model, "_load_media", lambda model: None)
+        repl._handle(f"{photo(0)} What is it?")
+        assert "not attached, the path is sent: the model has no encoder" in capsys.readouterr().err
+        assert (repl._chat.history[0].content, repl._chat.history[0].images) == (f"{photo(0)} What is it?", ())
+
+    def test_names_with_spaces(self, repl: Repl, photo, tmp_path: Path) -> None:
+        path = photo(0).rename(tmp_path / "a photo.png")
+        escaped = str(path).replace(" ", "\\ ")
+        for given in (path, f"'{path}'", f'"{path}"', escaped):
+            repl._handle(f"/image {given}")
+        assert [path for path, _ in repl._attached] == [path] * 4
+        repl._attached.clear()
+        repl._handle(f"{escaped} file://{str(path).replace(' ', '%20')} '{path}' look")
+        assert [len(message.images) for message in repl._chat.history] == [3, 0]
+
     def test_wrong_files(self, repl: Repl, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="/image needs a file name"):
             repl._handle("/image")
         with pytest.raises(MediaError, match=r"none\.png: no such file"):
             repl._handle(f"/image {tmp_path / 'none.png'}")
         assert repl._attached == []
+
+
+@pytest.mark.parametrize(
+    "text", ["/etc/none.png is gone", "photo.png", "a./photo.png", "'/etc/none.png'", "http://host/a.png", "/help", ""]
+)
+def test_messages_without_pictures(text: str) -> None:
+    assert dropped_pictures(text) == (text, [])
