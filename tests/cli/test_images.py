@@ -1,5 +1,6 @@
 """Pictures on the command line: --image, --mmproj, and /image in a chat."""
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,26 @@ def test_errors(invoke, text, photo, tmp_path: Path) -> None:
     result = invoke("run", text, "--image", photo(0), "x")
     assert result.exit_code == 1
     assert "the model 'tiny media gemma3' has no encoder of pictures" in result.stderr
+
+
+@pytest.mark.medium
+def test_pictures_in_lines_of_a_batch(invoke, text, photo, tmp_path: Path) -> None:
+    def line(number: int, url: str) -> str:
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
+        return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    urls = [f"data:image/png;base64,{base64.b64encode(photo(seed).read_bytes()).decode()}" for seed in (0, 1, 0)]
+    (tmp_path / "all.jsonl").write_text(
+        "\n".join(line(i, url) for i, url in enumerate([*urls, "data:;base64,aGVsbG8="]))
+    )
+    result = invoke("batch", tmp_path / "all.jsonl", text, "--mode", "fp32")
+    assert result.exit_code == 1
+    answers = [json.loads(one) for one in (tmp_path / "all.results.jsonl").read_text().splitlines()]
+    texts = [one["response"]["body"]["choices"][0]["message"]["content"] for one in answers[:3]]
+    alone = json.loads(invoke("run", text, "--image", photo(0), "What is it?", *OPTIONS).stdout)["text"]
+    assert texts[0] == texts[2] == alone
+    assert answers[3]["response"]["body"]["error"]["code"] == "invalid_image"
 
 
 class TestChat:

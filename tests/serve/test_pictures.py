@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adapters import write_adapter
 from http_server import Served, served, wait_for
 from llamacli import Model, load_model
 from llamacli.media.encoder import LoadedEncoder
@@ -24,6 +25,7 @@ from llamacli.plugins import Plugins
 from llamacli.serve import planning
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
+from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from media_cases import CASES, drawn, write_mmproj, write_text
 
@@ -75,12 +77,12 @@ def load_case(name: str) -> Callable[..., Model]:
 
 
 @contextlib.contextmanager
-def start(folder: Path, name: str = "idefics3", **settings: Any) -> Iterator[LocalEngine]:
+def start(folder: Path, name: str = "idefics3", adapters: Any = (), **settings: Any) -> Iterator[LocalEngine]:
     path = folder / "text.gguf"
     if not path.exists():
         write(folder, name)
     given = EngineSettings(**{"threads": 1, "n_ctx": 512, "mode": "fp32", **settings})
-    engine = LocalEngine((ModelSource("tiny", path),), given, load_case(name))
+    engine = LocalEngine((ModelSource("tiny", path, adapters=adapters),), given, load_case(name))
     try:
         yield engine
     finally:
@@ -267,6 +269,55 @@ def test_several_choices_and_turns(tmp_path: Path) -> None:
         turns = [user(ONE, "What?"), {"role": "assistant", "content": text_of(one)}, user("And?", OTHER)]
         later = chat(server, *turns)
         assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= one["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
+    """Cells of a picture are shared by equal adapters only, and its rows by all."""
+    path = write(tmp_path, name)
+    lora = write_adapter(tmp_path / "lora.gguf", path, chosen=lambda tensor: "attn_" in tensor and "norm" not in tensor)
+    with load_case(name)(path, "fp32", threads=1, lora_path=lora) as model:
+        adapted = text_of(model.create_chat_completion([user(ONE, "What?")], max_tokens=N_NEW, temperature=0.0))
+    plain = alone(tmp_path, name, "What?", ONE)
+    assert adapted != plain
+    with serving(tmp_path, name, adapters=((lora, 1.0),)) as server, ThreadPoolExecutor(4) as pool:
+        scales = [1.0, 0.0, 1.0, 0.0]
+        asked = [*pool.map(lambda scale: chat(server, user(ONE, "What?"), lora=[{"id": 0, "scale": scale}]), scales)]
+        assert [text_of(one) for one in asked] == [adapted, plain] * 2
+
+
+@pytest.mark.parametrize("name", ["idefics3", "qwen3vl"])  # of sliding windows only the end of a text is written
+def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "What is it? " * 8  # longer than the shortest prefix that is written
+    settings: dict[str, Any] = {"prompt_cache": (str(tmp_path / "prompts"), 1 << 30)}
+    with serving(tmp_path, name, **settings) as server:
+        first = chat(server, user(ONE, question))
+    submit = Scheduler.submit
+
+    def submitted(self: Scheduler, request: Any, *rest: Any) -> Any:
+        done = submit(self, request, *rest)
+        self.memory._reader.submit(lambda: None).result()  # what it reads is there before the first step
+        return done
+
+    monkeypatch.setattr(Scheduler, "submit", submitted)
+    monkeypatch.setattr(LoadedEncoder, "_encoded", None)
+    with serving(tmp_path, name, **settings) as server:
+        again = chat(server, user(ONE, question))
+    assert text_of(again) == text_of(first)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_slots_have_pictures(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    http = {"slot_folder": tmp_path}
+    with serving(tmp_path, name, http=http) as server:
+        first = chat(server, user(ONE, "What?"), id_slot=0)
+        assert server.send("/slots/0?action=save", {"filename": "s.bin"}).status == 200
+    monkeypatch.setattr(LoadedEncoder, "_encoded", None)
+    with serving(tmp_path, name, http=http) as server:
+        assert server.send("/slots/0?action=restore", {"filename": "s.bin"}).status == 200
+        again = chat(server, user(ONE, "What?"), id_slot=0)
+    assert text_of(again) == text_of(first)
 
 
 ERRORS: dict[str, tuple[Any, int, str, str]] = {

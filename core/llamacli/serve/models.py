@@ -144,7 +144,7 @@ def load(
             given |= {"load": "auto", "engine": settings.workers.engine(settings.threads, settings.load_mode)}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
-        encoder = _encoder(model)
+        encoder = find_encoder(model)
         draft = None
         if isinstance(source.draft, Path):
             draft = load(source.draft, settings.mode, threads=settings.threads)
@@ -163,7 +163,7 @@ def load(
         return loaded
 
 
-def _encoder(model: Model) -> LoadedEncoder | None:
+def find_encoder(model: Model) -> LoadedEncoder | None:
     """Encoder of pictures of a model, None without one.
 
     A file beside the model that cannot be used is a warning, because nobody has named it.
