@@ -149,7 +149,7 @@ class TestChat:
     ) -> None:
         monkeypatch.setattr(repl._chat.model, "_load_media", lambda model: None)
         repl._handle(f"{photo(0)} What is it?")
-        assert "not attached, the path is sent: the model has no encoder" in capsys.readouterr().err
+        assert "not attached, the path is sent: the model 'tiny media gemma3' has no encoder" in capsys.readouterr().err
         assert (repl._chat.history[0].content, repl._chat.history[0].images) == (f"{photo(0)} What is it?", ())
 
     def test_names_with_spaces(self, repl: Repl, photo, tmp_path: Path) -> None:

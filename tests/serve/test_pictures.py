@@ -320,6 +320,89 @@ def test_saved_slots_have_pictures(tmp_path: Path, name: str, monkeypatch: pytes
     assert text_of(again) == text_of(first)
 
 
+def asked_by_openai(address: str) -> str:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client:
+        reply = client.chat.completions.create(
+            model="tiny", messages=[user(ONE, "What?")], max_tokens=N_NEW, temperature=0
+        )
+        part = {"type": "image_url", "image_url": {"url": "data:;base64,aGVsbG8="}}
+        with pytest.raises(openai.BadRequestError, match="no picture of a known type"):
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}])
+        text: str = reply.choices[0].message.content
+        return text
+
+
+def asked_by_openai_responses(address: str) -> str:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client:
+        parts = [
+            {"type": "input_image", "image_url": uri(ONE), "detail": "auto"},
+            {"type": "input_text", "text": "What?"},
+        ]
+        asked = [{"role": "user", "content": parts}]
+        reply = client.responses.create(model="tiny", input=asked, max_output_tokens=N_NEW, temperature=0)
+        with client.responses.stream(model="tiny", input=asked, max_output_tokens=N_NEW, temperature=0) as stream:
+            assert "".join(one.delta for one in stream if one.type == "response.output_text.delta") == reply.output_text
+        again = client.responses.create(
+            model="tiny", input="And?", previous_response_id=reply.id, max_output_tokens=1, temperature=0
+        )
+        assert again.usage.input_tokens > reply.usage.input_tokens, "the picture is kept with the response"
+        text: str = reply.output_text
+        return text
+
+
+def asked_by_ollama(address: str, folder: Path) -> str:
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=address)
+    try:
+        (folder / "photo.png").write_bytes(png(ONE))
+        options = {"temperature": 0, "num_predict": N_NEW}
+        texts = set()
+        for image in (png(ONE), str(folder / "photo.png"), b64(ONE)):
+            message = {"role": "user", "content": "What?", "images": [image]}
+            texts.add(client.chat(model="tiny", messages=[message], options=options).message.content)
+        texts.add(client.generate(model="tiny", prompt="What?", images=[png(ONE)], options=options).response)
+        assert "vision" in client.show("tiny").capabilities
+        (text,) = texts
+        return text
+    finally:
+        client._client.close()
+
+
+def asked_by_anthropic(address: str) -> str:
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=address, api_key="x", max_retries=0) as client:
+        source = {"type": "base64", "media_type": "image/png", "data": b64(ONE)}
+        parts = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+        asked = [{"role": "user", "content": parts}]
+        greedy = {"model": "tiny", "max_tokens": N_NEW, "messages": asked, "extra_body": {"temperature": 0}}
+        reply = client.messages.create(**greedy)
+        with client.messages.stream(**greedy) as stream:
+            assert "".join(stream.text_stream) == reply.content[0].text
+        use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [parts[0]]}
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [use]}]
+        given = {"model": "tiny", "max_tokens": 1}
+        seen = client.messages.create(messages=[*turns, {"role": "user", "content": [result]}], **given)
+        blind = client.messages.create(
+            messages=[*turns, {"role": "user", "content": [{**result, "content": "sun"}]}], **given
+        )
+        n_seen, n_blind = (one.usage.input_tokens + (one.usage.cache_read_input_tokens or 0) for one in (seen, blind))
+        assert n_seen > n_blind + 16, "pictures of tools' results are seen"
+        text: str = reply.content[0].text
+        return text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("client", ["openai", "openai_responses", "ollama", "anthropic"])
+def test_clients_of_other_projects(shared: Served, client: str, tmp_path: Path) -> None:
+    whole = chat(shared, user(ONE, "What?"))["choices"][0]["message"]["content"]
+    given = (tmp_path,) if client == "ollama" else ()
+    assert globals()[f"asked_by_{client}"](f"http://127.0.0.1:{shared.port}", *given) == whole
+
+
 ERRORS: dict[str, tuple[Any, int, str, str]] = {
     "no URI": ("hello", 400, "invalid_image", "not a data URI"),
     "no base64": ("data:image/png;base64,???", 400, "invalid_image", "not base64"),

@@ -25,7 +25,7 @@ from llamacli.cli.repl_settings import NAMES, Settings
 from llamacli.cli.text import read_file
 from llamacli.cli.tokenize import shown_piece
 from llamacli.cli.wrap import flowed, word_wrap
-from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError, MediaError
 from llamacli.media.pictures import Picture
 from llamacli.util.files import replacing
 
@@ -125,8 +125,10 @@ class Repl:
         if not paths:
             return text
         names = ", ".join(path.name for path in paths)
-        if self._chat.model.find_media_encoder() is None:
-            note(f"({names}: not attached, the path is sent: the model has no encoder of pictures)")
+        try:
+            self._chat.media_encoder()
+        except MediaError as error:
+            note(f"({names}: not attached, the path is sent: {one_line(error)})")
             return text
         pictures = [(path, Picture.of(path)) for path in paths]
         self._attached += pictures

@@ -76,7 +76,7 @@ class RayEngine:
             self._model.identity, str(source.path.resolve()), source.name, attrs.asdict(limits, recurse=False), cpus,
             cluster.replicas, shutdown_timeout,
             tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters), source.draft == MTP,
-            mmproj and (str(mmproj), file_digest(mmproj)),
+            None if mmproj is None else (str(mmproj), file_digest(mmproj)),
         )  # fmt: skip
         self._limits = limits
         self._ingress = secrets.token_hex(8)
