@@ -1,6 +1,8 @@
 """Media encoders compared with llama.cpp's recorded embeddings of pictures, and their files."""
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -276,6 +278,18 @@ class TestFolder:
         case = CASES["idefics3"]
         with load_model(model, "fp32", plugins=Plugins.of(case.text, media=[case.encoder]), threads=1) as loaded:
             assert loaded.media_encoder().metadata.source.endswith(f"sha256-{2:064x}")
+
+    def test_closing_the_model_frees_it(self, tmp_path: Path) -> None:
+        """Weights, keys and values, and rows: also while a session is still there."""
+        with load(tmp_path, "idefics3") as model:
+            encoder, session = model.media_encoder(), model.create_session()
+            rows = weakref.ref(encoder.encode(tiles(encoder, drawn(32, 32))[0]))
+            freed = [weakref.ref(encoder.program), weakref.ref(encoder._pool), rows]
+            assert encoder._pool.n_used_bytes == 0
+            del encoder
+        gc.collect()
+        assert [one() for one in freed] == [None] * 3
+        session.close()
 
     def test_closing_the_model_closes_it(self, tmp_path: Path) -> None:
         with load(tmp_path, "idefics3") as model:

@@ -21,6 +21,7 @@ from adapters import write_adapter
 from http_server import Served, served, wait_for
 from llamacli import Model, load_model
 from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
 from llamacli.serve import planning
 from llamacli.serve.engine import LocalEngine
@@ -152,6 +153,9 @@ def test_every_api_shows_the_same_picture(tmp_path: Path) -> None:
 def test_capabilities(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert "vision" in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
+        sizes = [(tmp_path / name).stat().st_size for name in ("text.gguf", "mmproj-text.gguf")]
+        assert server.send("/api/ps").json["models"][0]["size"] == sum(sizes)
+        print_of = chat(server, user("x"))["system_fingerprint"]
         assert server.send("/props").json["modalities"] == {"vision": True, "audio": False}
         (one,) = server.send("/v1/models").json["data"]
         assert one["architecture"]["input_modalities"] == ["text", "image"]
@@ -159,6 +163,8 @@ def test_capabilities(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert "vision" not in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
         assert server.send("/props").json["modalities"]["vision"] is False
+        assert server.send("/api/ps").json["models"][0]["size"] == sizes[0]
+        assert chat(server, user("x"))["system_fingerprint"] != print_of
         reply = server.send("/v1/chat/completions", {"messages": [user(ONE)]})
         assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
 
@@ -457,6 +463,26 @@ def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
     reply = shared.send("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
     assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_image")
     assert text in reply.json["error"]["message"]
+
+
+def test_pictures_are_decoded_in_threads_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, encoded, decode, encode = set[str](), set[str](), Picture.of, LoadedEncoder._encoded
+
+    def noted(given: object) -> Picture:
+        decoded.add(threading.current_thread().name.rpartition("_")[0])
+        return decode(given)
+
+    def noted_too(self: LoadedEncoder, tile: Any) -> Any:
+        encoded.add(threading.current_thread().name)
+        return encode(self, tile)
+
+    monkeypatch.setattr(Picture, "of", noted)
+    monkeypatch.setattr(LoadedEncoder, "_encoded", noted_too)
+    with serving(tmp_path) as server:
+        chat(server, user(ONE, OTHER, "What?"))
+    assert decoded == {"llamacli-picture"}
+    assert len(encoded) == 1
+    assert "picture" not in encoded.pop()
 
 
 def test_many_and_large_pictures(shared: Served, tmp_path: Path) -> None:

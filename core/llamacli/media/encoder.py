@@ -125,13 +125,13 @@ class LoadedEncoder:
 
     - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
     - `n_embd`: the width of its rows, those of deepstack included; `is_bidirectional`: see `MediaEncoder`.
-    - `config`, `metadata`: its hyperparameters, and every key of its file.
+    - `config`, `metadata`: its hyperparameters, and every key of its file; `identity` is that of the file and the mode.
 
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
     """
 
     def __init__(self, encoder: MediaEncoder, config: Any, metadata: Metadata, program: Program, name: str, id_: str):
-        self._encoder, self.config, self.metadata, self.name, self._identity = encoder, config, metadata, name, id_
+        self._encoder, self.config, self.metadata, self.name, self.identity = encoder, config, metadata, name, id_
         self._program: Program | None = program
         self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional
         self.n_embd = program.graph.ops[-1].out.width
@@ -181,7 +181,7 @@ class LoadedEncoder:
                     f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches, or more "
                     f"than {c.max_patches}"
                 )
-            key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
+            key = hashlib.blake2b(digest(part) + self.identity.encode(), digest_size=32).digest()
             keys = _row_keys(key, n_patches // n_merged)
             tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
             if self._encoder.has_grid:
