@@ -100,7 +100,7 @@ def site(driver: Any, demo: Model, _scripted: tuple[PacedEngine, Served]) -> Ite
     engine.__init__(demo)  # type: ignore[misc]
     engine.pace, engine.limit = 0.0, None
     page = PageDriver(driver, f"http://127.0.0.1:{server.port}/")
-    forget(page)
+    page.open_empty()
     yield Site(page, engine, server)
     engine.limit = None
     driver.get("about:blank")
@@ -136,17 +136,6 @@ def story_server(plugins: Plugins, tmp_path_factory: pytest.TempPathFactory) -> 
 def story(driver: Any, story_server: Served) -> Iterator[tuple[PageDriver, Served]]:
     """The page, empty, before the demo model."""
     page = PageDriver(driver, f"http://127.0.0.1:{story_server.port}/")
-    forget(page)
+    page.open_empty()
     yield page, story_server
     driver.get("about:blank")
-
-
-def forget(page: PageDriver) -> None:
-    """Open the page without what it keeps in the browser."""
-    page.driver.get(page.url + "icon.svg")
-    page.driver.execute_cdp_cmd(
-        "Storage.clearDataForOrigin", {"origin": page.url.rstrip("/"), "storageTypes": "indexeddb,local_storage"}
-    )
-    page.run("sessionStorage.clear()")
-    page.open()
-    page.errors()

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import hub_server
 from llamacli.cli.hub import resolve_model
 from llamacli.hub.demo import demo_path
+from media_cases import drawn, write_mmproj, write_text
 
 pytest.importorskip("huggingface_hub")
 
@@ -69,6 +71,18 @@ def test_run_downloads_missing_model(hub, server: hub_server.HubServer) -> None:
     assert any(path.endswith("tiny-Q8_0.gguf") for path in server.requests)
     again = hub("run", "-hf", f"{REPO}:q8_0", "once", "-n", "4", "--temp", "0", HF_HUB_OFFLINE="1")
     assert again.stdout == said.stdout
+
+
+def test_a_model_comes_with_its_encoder(hub, tmp_path: Path) -> None:
+    text, encoder = write_text(tmp_path / "t.gguf", "gemma3"), write_mmproj(tmp_path / "m.gguf", "gemma3")
+    Image.fromarray(drawn(40, 30)).save(tmp_path / "photo.png")
+    names = ("see-Q8_0.gguf", "mmproj-see-F16.gguf", "mmproj-see-F32.gguf")
+    files = dict(zip(names, (path.read_bytes() for path in (text, encoder, encoder)), strict=True))
+    with hub_server.serving({"user/see-GGUF": files}) as server:
+        given = ("--image", str(tmp_path / "photo.png"), "What is it?", "-n", "3", "--temp", "0", "--json")
+        said = hub("run", "user/see-GGUF", *given, HF_ENDPOINT=server.url)
+        assert said.returncode == 0, said.stderr
+        assert {path.rpartition("/")[2] for path in server.requests if path.endswith(".gguf")} == {*names[:2]}
 
 
 def test_pull_downloads_newer_revision(hub, server: hub_server.HubServer) -> None:

@@ -1,5 +1,6 @@
 """Pictures on the command line: --image, --mmproj, and /image in a chat."""
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from PIL import Image
 
 from llamacli import load_model
 from llamacli.cli.repl import Repl
+from llamacli.cli.repl_input import dropped_pictures
 from llamacli.cli.repl_settings import Settings
 from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.plugins import Plugins
@@ -79,6 +81,26 @@ def test_errors(invoke, text, photo, tmp_path: Path) -> None:
     assert "the model 'tiny media gemma3' has no encoder of pictures" in result.stderr
 
 
+@pytest.mark.medium
+def test_pictures_in_lines_of_a_batch(invoke, text, photo, tmp_path: Path) -> None:
+    def line(number: int, url: str) -> str:
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
+        return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    urls = [f"data:image/png;base64,{base64.b64encode(photo(seed).read_bytes()).decode()}" for seed in (0, 1, 0)]
+    (tmp_path / "all.jsonl").write_text(
+        "\n".join(line(i, url) for i, url in enumerate([*urls, "data:;base64,aGVsbG8="]))
+    )
+    result = invoke("batch", tmp_path / "all.jsonl", text, "--mode", "fp32")
+    assert result.exit_code == 1
+    answers = [json.loads(one) for one in (tmp_path / "all.results.jsonl").read_text().splitlines()]
+    texts = [one["response"]["body"]["choices"][0]["message"]["content"] for one in answers[:3]]
+    alone = json.loads(invoke("run", text, "--image", photo(0), "What is it?", *OPTIONS).stdout)["text"]
+    assert texts[0] == texts[2] == alone
+    assert answers[3]["response"]["body"]["error"]["code"] == "invalid_image"
+
+
 class TestChat:
     @pytest.fixture
     def repl(self, text: Path):
@@ -110,9 +132,46 @@ class TestChat:
         repl._handle(f"/load {tmp_path / 'chat.json'}")
         assert (repl._chat.history[0].images[0].pixels == drawn(40, 30)).all()
 
+    def test_a_path_in_a_message_is_a_picture(self, repl: Repl, photo, capsys: pytest.CaptureFixture[str]) -> None:
+        repl._handle(f"{photo(0)} What is it?")
+        assert "(photo0.png: attached)" in capsys.readouterr().err
+        (message, _) = repl._chat.history
+        assert (message.content, len(message.images)) == ("What is it?", 1)
+        repl._handle(f"Compare '{photo(1)}' and this: {photo(0)}?")
+        message = repl._chat.history[2]
+        assert (message.content, len(message.images)) == ("Compare and this:?", 2)
+        repl._handle(str(photo(2)))
+        message = repl._chat.history[4]
+        assert (message.content, len(message.images)) == ("", 1)
+
+    def test_a_path_for_a_model_that_does_not_see(
+        self, repl: Repl, photo, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(repl._chat.model, "_load_media", lambda model: None)
+        repl._handle(f"{photo(0)} What is it?")
+        assert "not attached, the path is sent: the model 'tiny media gemma3' has no encoder" in capsys.readouterr().err
+        assert (repl._chat.history[0].content, repl._chat.history[0].images) == (f"{photo(0)} What is it?", ())
+
+    def test_names_with_spaces(self, repl: Repl, photo, tmp_path: Path) -> None:
+        path = photo(0).rename(tmp_path / "a photo.png")
+        escaped = str(path).replace(" ", "\\ ")
+        for given in (path, f"'{path}'", f'"{path}"', escaped):
+            repl._handle(f"/image {given}")
+        assert [path for path, _ in repl._attached] == [path] * 4
+        repl._attached.clear()
+        repl._handle(f"{escaped} file://{str(path).replace(' ', '%20')} '{path}' look")
+        assert [len(message.images) for message in repl._chat.history] == [3, 0]
+
     def test_wrong_files(self, repl: Repl, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="/image needs a file name"):
             repl._handle("/image")
         with pytest.raises(MediaError, match=r"none\.png: no such file"):
             repl._handle(f"/image {tmp_path / 'none.png'}")
         assert repl._attached == []
+
+
+@pytest.mark.parametrize(
+    "text", ["/etc/none.png is gone", "photo.png", "a./photo.png", "'/etc/none.png'", "http://host/a.png", "/help", ""]
+)
+def test_messages_without_pictures(text: str) -> None:
+    assert dropped_pictures(text) == (text, [])

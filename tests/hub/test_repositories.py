@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llamacli.errors import HubError, InvalidRequestError
 from llamacli.hub import repositories as hub
-from llamacli.hub.repositories import Reference, choose
+from llamacli.hub.repositories import Reference, choose, choose_encoder
 
 FILES = [
     "README.md",
@@ -71,6 +71,22 @@ def test_invalid_references(text: str) -> None:
 def test_files_of_a_model(files: list[str], quant: str | None, expected: list[str]) -> None:
     assert choose(files, quant) == expected
     assert choose(reversed(files), quant) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "expected"),
+    [
+        (["m-Q8_0.gguf"], "m-Q8_0.gguf", None),
+        (["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "m.gguf"], "m.gguf", "mmproj-F16.gguf"),
+        (["mmproj-m-Q8_0.gguf", "m-F32.mmproj.gguf"], "m.gguf", "mmproj-m-Q8_0.gguf"),
+        (["mmproj.gguf"], "Q4_K_M/m-00001-of-00002.gguf", "mmproj.gguf"),
+        (["a/mmproj-F32.gguf", "mmproj-F16.gguf", "b/mmproj-F16.gguf"], "a/m.gguf", "a/mmproj-F32.gguf"),
+        (["b/mmproj-F16.gguf", "mmproj.txt", "mmproj/m.gguf"], "a/m.gguf", None),
+    ],
+)
+def test_encoder_of_a_model(files: list[str], model: str, expected: str | None) -> None:
+    assert choose_encoder(files, model) == expected
+    assert choose_encoder(reversed(files), model) == expected
 
 
 @given(st.lists(st.text(max_size=20)), st.none() | st.text(min_size=1, max_size=5))
@@ -171,3 +187,13 @@ def test_remove_deletes_empty_repository(cache: Path) -> None:
     put(cache, "2" * 40, "a-Q8_0.gguf")
     hub.remove(Reference("user/repo", "Q8_0"))
     assert not (cache / "models--user--repo").exists()
+
+
+def test_the_last_model_takes_the_encoder_along(cache: Path) -> None:
+    encoder = put(cache, "1" * 40, "mmproj-F16.gguf", main=True)
+    put(cache, "1" * 40, "a-Q8_0.gguf")
+    put(cache, "1" * 40, "a-Q2_K.gguf")
+    hub.remove(Reference("user/repo", "Q8_0"))
+    assert encoder.exists()
+    hub.remove(Reference("user/repo", "Q2_K"))
+    assert not encoder.exists()

@@ -1,5 +1,8 @@
 """Media encoders compared with llama.cpp's recorded embeddings of pictures, and their files."""
 
+import gc
+import json
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +18,7 @@ from llamacli.engine import Engine, QuantMode, ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, UnknownArchitectureError
 from llamacli.gguf import open_gguf
 from llamacli.inputs import Inputs
-from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder
+from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder, find_mmproj
 from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
 from media_cases import CASES, drawn, write_mmproj, write_text
@@ -249,6 +252,46 @@ class TestFolder:
             pytest.raises(ModelFormatError, match=r"mmproj-F16\.gguf, mmproj-text\.gguf; name one by `mmproj`"),
         ):
             model.media_encoder()
+
+    def test_the_root_of_a_repository(self, tmp_path: Path) -> None:
+        root = tmp_path / "snapshots" / ("1" * 40)
+        (root / "Q4").mkdir(parents=True)
+        write_mmproj(root / "mmproj-F16.gguf", "idefics3")
+        model = write_text(root / "Q4" / "text.gguf", "idefics3")
+        with closing(find_mmproj(model, 64)) as found:
+            assert found.path == root / "mmproj-F16.gguf"
+
+    def test_blobs_of_ollama(self, tmp_path: Path) -> None:
+        blobs, manifests = tmp_path / "blobs", tmp_path / "manifests" / "registry" / "library"
+        blobs.mkdir()
+        (manifests / "tiny").mkdir(parents=True)
+        model = write_text(blobs / f"sha256-{1:064x}", "idefics3")
+        write_mmproj(blobs / f"sha256-{2:064x}", "idefics3")
+        assert find_mmproj(model, 64) is None
+        kind = "application/vnd.ollama.image"
+        layers = [
+            {"mediaType": f"{kind}.{name}", "digest": f"sha256:{i:064x}"}
+            for i, name in ((1, "model"), (2, "projector"))
+        ]
+        (manifests / "tiny" / "other").write_text(json.dumps({"layers": layers[1:]}))
+        (manifests / "tiny" / "broken").write_text("{")
+        assert find_mmproj(model, 64) is None
+        (manifests / "tiny" / "latest").write_text(json.dumps({"layers": layers}))
+        case = CASES["idefics3"]
+        with load_model(model, "fp32", plugins=Plugins.of(case.text, media=[case.encoder]), threads=1) as loaded:
+            assert loaded.media_encoder().metadata.source.endswith(f"sha256-{2:064x}")
+
+    def test_closing_the_model_frees_it(self, tmp_path: Path) -> None:
+        """Weights, keys and values, and rows: also while a session is still there."""
+        with load(tmp_path, "idefics3") as model:
+            encoder, session = model.media_encoder(), model.create_session()
+            rows = weakref.ref(encoder.encode(tiles(encoder, drawn(32, 32))[0]))
+            freed = [weakref.ref(encoder.program), weakref.ref(encoder._pool), rows]
+            assert encoder._pool.n_used_bytes == 0
+            del encoder
+        gc.collect()
+        assert [one() for one in freed] == [None] * 3
+        session.close()
 
     def test_closing_the_model_closes_it(self, tmp_path: Path) -> None:
         with load(tmp_path, "idefics3") as model:

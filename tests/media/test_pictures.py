@@ -102,6 +102,15 @@ class TestDamage:
         with pytest.raises(MediaError, match=r"the picture is no picture of a known type$"):
             Picture.of(b"hello")
 
+    def test_later_frames_are_not_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from PIL.GifImagePlugin import GifImageFile
+
+        frames = [Image.new("L", (4, 4), i % 256) for i in range(500)]
+        data, sought, seek = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), [], GifImageFile._seek
+        monkeypatch.setattr(GifImageFile, "_seek", lambda self, n, *rest: sought.append(n) or seek(self, n, *rest))
+        assert (Picture.of(data).pixels == 0).all()
+        assert max(sought) <= 1
+
     @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
     def test_a_file_cut_anywhere(self, kind: str) -> None:
         whole = encoded(Image.fromarray(PIXELS), kind)

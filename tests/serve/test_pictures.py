@@ -17,13 +17,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adapters import write_adapter
 from http_server import Served, served, wait_for
 from llamacli import Model, load_model
 from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
 from llamacli.serve import planning
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
+from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from media_cases import CASES, drawn, write_mmproj, write_text
 
@@ -75,12 +78,12 @@ def load_case(name: str) -> Callable[..., Model]:
 
 
 @contextlib.contextmanager
-def start(folder: Path, name: str = "idefics3", **settings: Any) -> Iterator[LocalEngine]:
+def start(folder: Path, name: str = "idefics3", adapters: Any = (), **settings: Any) -> Iterator[LocalEngine]:
     path = folder / "text.gguf"
     if not path.exists():
         write(folder, name)
     given = EngineSettings(**{"threads": 1, "n_ctx": 512, "mode": "fp32", **settings})
-    engine = LocalEngine((ModelSource("tiny", path),), given, load_case(name))
+    engine = LocalEngine((ModelSource("tiny", path, adapters=adapters),), given, load_case(name))
     try:
         yield engine
     finally:
@@ -150,6 +153,9 @@ def test_every_api_shows_the_same_picture(tmp_path: Path) -> None:
 def test_capabilities(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert "vision" in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
+        sizes = [(tmp_path / name).stat().st_size for name in ("text.gguf", "mmproj-text.gguf")]
+        assert server.send("/api/ps").json["models"][0]["size"] == sum(sizes)
+        print_of = chat(server, user("x"))["system_fingerprint"]
         assert server.send("/props").json["modalities"] == {"vision": True, "audio": False}
         (one,) = server.send("/v1/models").json["data"]
         assert one["architecture"]["input_modalities"] == ["text", "image"]
@@ -157,6 +163,8 @@ def test_capabilities(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert "vision" not in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
         assert server.send("/props").json["modalities"]["vision"] is False
+        assert server.send("/api/ps").json["models"][0]["size"] == sizes[0]
+        assert chat(server, user("x"))["system_fingerprint"] != print_of
         reply = server.send("/v1/chat/completions", {"messages": [user(ONE)]})
         assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
 
@@ -269,6 +277,138 @@ def test_several_choices_and_turns(tmp_path: Path) -> None:
         assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= one["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
+    """Cells of a picture are shared by equal adapters only, and its rows by all."""
+    path = write(tmp_path, name)
+    lora = write_adapter(tmp_path / "lora.gguf", path, chosen=lambda tensor: "attn_" in tensor and "norm" not in tensor)
+    with load_case(name)(path, "fp32", threads=1, lora_path=lora) as model:
+        adapted = text_of(model.create_chat_completion([user(ONE, "What?")], max_tokens=N_NEW, temperature=0.0))
+    plain = alone(tmp_path, name, "What?", ONE)
+    assert adapted != plain
+    with serving(tmp_path, name, adapters=((lora, 1.0),)) as server, ThreadPoolExecutor(4) as pool:
+        scales = [1.0, 0.0, 1.0, 0.0]
+        asked = [*pool.map(lambda scale: chat(server, user(ONE, "What?"), lora=[{"id": 0, "scale": scale}]), scales)]
+        assert [text_of(one) for one in asked] == [adapted, plain] * 2
+
+
+@pytest.mark.parametrize("name", ["idefics3", "qwen3vl"])  # of sliding windows only the end of a text is written
+def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "What is it? " * 8  # longer than the shortest prefix that is written
+    settings: dict[str, Any] = {"prompt_cache": (str(tmp_path / "prompts"), 1 << 30)}
+    with serving(tmp_path, name, **settings) as server:
+        first = chat(server, user(ONE, question))
+    submit = Scheduler.submit
+
+    def submitted(self: Scheduler, request: Any, *rest: Any) -> Any:
+        done = submit(self, request, *rest)
+        self.memory._reader.submit(lambda: None).result()  # what it reads is there before the first step
+        return done
+
+    monkeypatch.setattr(Scheduler, "submit", submitted)
+    monkeypatch.setattr(LoadedEncoder, "_encoded", None)
+    with serving(tmp_path, name, **settings) as server:
+        again = chat(server, user(ONE, question))
+    assert text_of(again) == text_of(first)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_slots_have_pictures(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    http = {"slot_folder": tmp_path}
+    with serving(tmp_path, name, http=http) as server:
+        first = chat(server, user(ONE, "What?"), id_slot=0)
+        assert server.send("/slots/0?action=save", {"filename": "s.bin"}).status == 200
+    monkeypatch.setattr(LoadedEncoder, "_encoded", None)
+    with serving(tmp_path, name, http=http) as server:
+        assert server.send("/slots/0?action=restore", {"filename": "s.bin"}).status == 200
+        again = chat(server, user(ONE, "What?"), id_slot=0)
+    assert text_of(again) == text_of(first)
+
+
+def asked_by_openai(address: str) -> str:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client:
+        reply = client.chat.completions.create(
+            model="tiny", messages=[user(ONE, "What?")], max_tokens=N_NEW, temperature=0
+        )
+        part = {"type": "image_url", "image_url": {"url": "data:;base64,aGVsbG8="}}
+        with pytest.raises(openai.BadRequestError, match="no picture of a known type"):
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}])
+        text: str = reply.choices[0].message.content
+        return text
+
+
+def asked_by_openai_responses(address: str) -> str:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client:
+        parts = [
+            {"type": "input_image", "image_url": uri(ONE), "detail": "auto"},
+            {"type": "input_text", "text": "What?"},
+        ]
+        asked = [{"role": "user", "content": parts}]
+        reply = client.responses.create(model="tiny", input=asked, max_output_tokens=N_NEW, temperature=0)
+        with client.responses.stream(model="tiny", input=asked, max_output_tokens=N_NEW, temperature=0) as stream:
+            assert "".join(one.delta for one in stream if one.type == "response.output_text.delta") == reply.output_text
+        again = client.responses.create(
+            model="tiny", input="And?", previous_response_id=reply.id, max_output_tokens=1, temperature=0
+        )
+        assert again.usage.input_tokens > reply.usage.input_tokens, "the picture is kept with the response"
+        text: str = reply.output_text
+        return text
+
+
+def asked_by_ollama(address: str, folder: Path) -> str:
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=address)
+    try:
+        (folder / "photo.png").write_bytes(png(ONE))
+        options = {"temperature": 0, "num_predict": N_NEW}
+        texts = set()
+        for image in (png(ONE), str(folder / "photo.png"), b64(ONE)):
+            message = {"role": "user", "content": "What?", "images": [image]}
+            texts.add(client.chat(model="tiny", messages=[message], options=options).message.content)
+        texts.add(client.generate(model="tiny", prompt="What?", images=[png(ONE)], options=options).response)
+        assert "vision" in client.show("tiny").capabilities
+        (text,) = texts
+        return text
+    finally:
+        client._client.close()
+
+
+def asked_by_anthropic(address: str) -> str:
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=address, api_key="x", max_retries=0) as client:
+        source = {"type": "base64", "media_type": "image/png", "data": b64(ONE)}
+        parts = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+        asked = [{"role": "user", "content": parts}]
+        greedy = {"model": "tiny", "max_tokens": N_NEW, "messages": asked, "extra_body": {"temperature": 0}}
+        reply = client.messages.create(**greedy)
+        with client.messages.stream(**greedy) as stream:
+            assert "".join(stream.text_stream) == reply.content[0].text
+        use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [parts[0]]}
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [use]}]
+        given = {"model": "tiny", "max_tokens": 1}
+        seen = client.messages.create(messages=[*turns, {"role": "user", "content": [result]}], **given)
+        blind = client.messages.create(
+            messages=[*turns, {"role": "user", "content": [{**result, "content": "sun"}]}], **given
+        )
+        n_seen, n_blind = (one.usage.input_tokens + (one.usage.cache_read_input_tokens or 0) for one in (seen, blind))
+        assert n_seen > n_blind + 16, "pictures of tools' results are seen"
+        text: str = reply.content[0].text
+        return text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("client", ["openai", "openai_responses", "ollama", "anthropic"])
+def test_clients_of_other_projects(shared: Served, client: str, tmp_path: Path) -> None:
+    whole = chat(shared, user(ONE, "What?"))["choices"][0]["message"]["content"]
+    given = (tmp_path,) if client == "ollama" else ()
+    assert globals()[f"asked_by_{client}"](f"http://127.0.0.1:{shared.port}", *given) == whole
+
+
 ERRORS: dict[str, tuple[Any, int, str, str]] = {
     "no URI": ("hello", 400, "invalid_image", "not a data URI"),
     "no base64": ("data:image/png;base64,???", 400, "invalid_image", "not base64"),
@@ -323,6 +463,26 @@ def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
     reply = shared.send("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
     assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_image")
     assert text in reply.json["error"]["message"]
+
+
+def test_pictures_are_decoded_in_threads_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, encoded, decode, encode = set[str](), set[str](), Picture.of, LoadedEncoder._encoded
+
+    def noted(given: object) -> Picture:
+        decoded.add(threading.current_thread().name.rpartition("_")[0])
+        return decode(given)
+
+    def noted_too(self: LoadedEncoder, tile: Any) -> Any:
+        encoded.add(threading.current_thread().name)
+        return encode(self, tile)
+
+    monkeypatch.setattr(Picture, "of", noted)
+    monkeypatch.setattr(LoadedEncoder, "_encoded", noted_too)
+    with serving(tmp_path) as server:
+        chat(server, user(ONE, OTHER, "What?"))
+    assert decoded == {"llamacli-picture"}
+    assert len(encoded) == 1
+    assert "picture" not in encoded.pop()
 
 
 def test_many_and_large_pictures(shared: Served, tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ class PageDriver:
         self.driver.get(self.url)
         self.wait_ready()
 
+    def open_empty(self) -> None:
+        """Open the page without what it keeps in the browser."""
+        self.driver.get(self.url + "icon.svg")
+        self.driver.execute_cdp_cmd(
+            "Storage.clearDataForOrigin", {"origin": self.url.rstrip("/"), "storageTypes": "indexeddb,local_storage"}
+        )
+        self.run("sessionStorage.clear()")
+        self.open()
+        self.errors()
+
     def wait_ready(self) -> None:
         self.wait(lambda: self.run("return document.documentElement.dataset.ready") == "true")
 

@@ -20,12 +20,12 @@ from llamacli.cli.functions import answer_calls, load_functions
 from llamacli.cli.interrupts import clear, raise_if_interrupted
 from llamacli.cli.output import note, one_line, terminal_columns, write
 from llamacli.cli.progress import waiting
-from llamacli.cli.repl_input import QUOTES, Input
+from llamacli.cli.repl_input import QUOTES, Input, dropped_pictures, unquoted
 from llamacli.cli.repl_settings import NAMES, Settings
 from llamacli.cli.text import read_file
 from llamacli.cli.tokenize import shown_piece
 from llamacli.cli.wrap import flowed, word_wrap
-from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError
+from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError, MediaError
 from llamacli.media.pictures import Picture
 from llamacli.util.files import replacing
 
@@ -50,7 +50,8 @@ class Repl:
     """Interactive chat at a terminal.
 
     Ctrl-C stops a reply or discards the typed line; Ctrl-D exits. Lines between triple quotes, or pasted,
-    are one message. A slash and a word begin a command, a path does not. A message that is stopped before its reply, or
+    are one message. A slash and a word begin a command, a path does not; pictures whose paths are in a message, such as
+    those of files dropped on the terminal, are attached to it. A message that is stopped before its reply, or
     does not fit, comes back to the prompt.
 
     `shift` drops the oldest messages when the context is full. `logged`
@@ -101,6 +102,9 @@ class Repl:
 
     def _handle(self, text: str) -> None:
         word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+        if word.removeprefix("/") not in _COMMANDS:
+            text = self._without_pictures(text)
+            word = word if text.startswith(word) else ""
         if word.count("/") == 1:  # "/etc/fstab is empty" is a message
             name = word.removeprefix("/")
             if name not in _COMMANDS:
@@ -111,6 +115,25 @@ class Repl:
         elif text or self._attached:
             attached, self._attached = self._attached, []
             self._send(text, attached)
+
+    def _without_pictures(self, text: str) -> str:
+        """Attach the pictures whose paths are in a message.
+
+        Their paths are taken out of it, unless the model does not see.
+        """
+        rest, paths = dropped_pictures(text)
+        if not paths:
+            return text
+        names = ", ".join(path.name for path in paths)
+        try:
+            self._chat.media_encoder()
+        except MediaError as error:
+            note(f"({names}: not attached, the path is sent: {one_line(error)})")
+            return text
+        pictures = [(path, Picture.of(path)) for path in paths]
+        self._attached += pictures
+        note(f"({names}: attached)")
+        return rest
 
     def attach(self, image: str) -> None:
         """Attach the picture of a file to the next message.
@@ -442,4 +465,5 @@ def _counted(n: int, noun: str) -> str:
 def _path(command: str, argument: str) -> Path:
     if not argument:
         raise InvalidRequestError(f"/{command} needs a file name")
-    return Path(argument).expanduser()
+    path = Path(argument).expanduser()
+    return path if path.exists() else unquoted(argument)

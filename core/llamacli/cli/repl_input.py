@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion, PathCompleter
@@ -21,6 +24,14 @@ if TYPE_CHECKING:
 
 QUOTES = '"""'
 PROMPT, MORE = ">>> ", "... "
+
+_PICTURE = re.compile(
+    r"""(?<!\S)(?:(?P<q>['"])(?:file://|~?/|\.{1,2}/)[^\n]+?\.(?:TYPES)(?P=q)"""
+    r"""|(?:file://|~?/|\.{1,2}/)(?:\\.|[^\s\\])+?\.(?:TYPES)(?=[\s?!.,;:)]|$))""".replace(
+        "TYPES", "png|jpe?g|webp|gif|bmp|tiff?"
+    ),
+    re.IGNORECASE,
+)
 
 
 class Input:
@@ -92,6 +103,26 @@ class _Completer(Completer):
             yield from self._paths.get_completions(Document(argument), complete_event)
         elif name == "set" and " " not in argument:
             yield from _starting(argument, self._settings, len(argument))
+
+
+def dropped_pictures(text: str) -> tuple[str, list[Path]]:
+    """Text without the paths of pictures, and these paths.
+
+    A path begins with `/`, `~/`, `./`, `../` or `file://`, ends like a picture's, and has a file. It is quoted, or its
+    spaces are escaped, as terminals write the files that are dropped on them.
+    """
+    found = [(match, unquoted(match[0])) for match in _PICTURE.finditer(text)]
+    dropped = [(match, path) for match, path in found if path.is_file()]
+    for match, _ in reversed(dropped):
+        text = text[: match.start()].rstrip(" ") + text[match.end() :]
+    return (text.strip() if dropped else text), [path for _, path in dropped]
+
+
+def unquoted(text: str) -> Path:
+    """Path of a file as a shell or a terminal writes it."""
+    quote = text[0] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else ""
+    text = text[1:-1] if quote else re.sub(r"\\(.)", r"\1", text)
+    return Path(unquote(text.removeprefix("file://")) if text.startswith("file://") else text).expanduser()
 
 
 def _starting(typed: str, names: Iterable[str], n_typed: int) -> Iterator[Completion]:

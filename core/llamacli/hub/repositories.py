@@ -29,6 +29,9 @@ _REFERENCE = re.compile(
 )
 _MODEL = re.compile(r"(?P<stem>.+?)(?:-(?P<number>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE)
 _OTHER_FILES = ("mmproj", "imatrix")
+_ENCODERS = ("F16", "BF16", "Q8_0", "F32")
+"""Preferred types of encoders of pictures, the best first."""
+
 _QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|B?F16|F32))$", re.IGNORECASE)
 
 
@@ -66,6 +69,27 @@ def choose(files: Iterable[str], quant: str | None) -> list[str]:
         if first is not None:
             return _shards(first, models[first])
     return [] if quant or not models else _shards(*next(iter(models.items())))
+
+
+def choose_encoder(files: Iterable[str], model: str) -> str | None:
+    """Select the encoder of pictures of a model from paths in a repository.
+
+    It is the mmproj file whose folder is nearest to the model's, of several that of the best type. None without one.
+    """
+
+    def rank(file: str) -> tuple[int, int, str]:
+        found = _QUANT.search(re.sub(r"[-._]?mmproj[-._]?", "-", file[:-5], flags=re.IGNORECASE).rstrip("-"))
+        kind = found[1].upper() if found else ""
+        return -file.count("/"), _ENCODERS.index(kind) if kind in _ENCODERS else len(_ENCODERS), file
+
+    folders = [model.split("/")[:n] for n in range(model.count("/") + 1)]
+    found = [file for file in files if is_encoder(file) and file.split("/")[:-1] in folders]
+    return min(found, key=rank, default=None)
+
+
+def is_encoder(file: str) -> bool:
+    """True for the name of a mmproj file."""
+    return _is_gguf(file) and "mmproj" in file.rpartition("/")[2].lower()
 
 
 def _model(file: str) -> re.Match[str] | None:
@@ -149,6 +173,8 @@ def remove(reference: Reference) -> int:
     for revision in (revision for repo in repos for revision in repo.revisions):
         files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
         names = choose(files, reference.quant) if reference.quant else [name for name in files if _is_gguf(name)]
+        if not any(_model(name) for name in files.keys() - set(names)):
+            names = [*names, *filter(is_encoder, files)]  # the last model takes the encoder along
         deleted += [files[name] for name in names if name in files]
     if not deleted:
         raise HubError(f"{reference} is not in the cache, {_constants().HF_HUB_CACHE}")
@@ -180,12 +206,12 @@ def _scan() -> Any:
 def fetch(
     reference: Reference, folder: Path | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Path]:
-    """Download the missing files of a model's newest revision.
+    """Download the missing files of a model's newest revision, and its encoder of pictures.
 
-    Returns the paths of its files, in the cache or, laid out as it is, in `folder`. `progress` is called with the name
-    of a file, the bytes of it that are there, and those of the whole file; an exception that it raises ends the
-    download. Without it progress bars are shown on a terminal. Raises HubError if the hub cannot be reached, the
-    repository or file does not exist, or access needs a token.
+    Returns the paths of its files, in the cache or, laid out as it is, in `folder`; that of the encoder is the last.
+    `progress` is called with the name of a file, the bytes of it that are there, and those of the whole file; an
+    exception that it raises ends the download. Without it progress bars are shown on a terminal. Raises HubError if the
+    hub cannot be reached, the repository or file does not exist, or access needs a token.
     """
     library = _library()
     utils = importlib.import_module("huggingface_hub.utils")
@@ -195,6 +221,8 @@ def fetch(
     files = choose(names, reference.quant)
     if not files or not set(files) <= set(names):
         raise HubError(f"{reference}: {_offer(names)}")
+    encoder = choose_encoder(names, files[0])
+    files += [encoder] if encoder else []
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
     bars = {} if progress is None else {"tqdm_class": _reporting(progress)}

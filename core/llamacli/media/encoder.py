@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import json
 import threading
 import weakref
 from collections import OrderedDict
@@ -25,6 +26,7 @@ from llamacli.blocks.vision import VisionConfig
 from llamacli.engine import Engine, Program, QuantMode, Span
 from llamacli.errors import ClosedError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo
+from llamacli.hub.repositories import is_encoder
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
@@ -133,7 +135,7 @@ class LoadedEncoder:
 
     - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
     - `n_embd`: the width of its rows, those of deepstack included; `is_bidirectional`: see `MediaEncoder`.
-    - `config`, `metadata`: its hyperparameters, and every key of its file.
+    - `config`, `metadata`: its hyperparameters, and every key of its file; `identity` is that of the file and the mode.
 
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
     """
@@ -148,7 +150,7 @@ class LoadedEncoder:
         id_: str,
         row_break: Rows | None = None,
     ):
-        self._encoder, self.config, self.metadata, self.name, self._identity = encoder, config, metadata, name, id_
+        self._encoder, self.config, self.metadata, self.name, self.identity = encoder, config, metadata, name, id_
         self._row_break = row_break
         self._program: Program | None = program
         self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional
@@ -198,7 +200,7 @@ class LoadedEncoder:
                     f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches, or more "
                     f"than {c.max_patches}"
                 )
-            key = hashlib.blake2b(digest(part) + self._identity.encode(), digest_size=32).digest()
+            key = hashlib.blake2b(digest(part) + self.identity.encode(), digest_size=32).digest()
             rows, columns = part.shape[0] // side, part.shape[1] // side
             keys = _row_keys(key, rows * columns + (rows - 1 if self._row_break is not None else 0))
             tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
@@ -391,10 +393,11 @@ def projector_of(metadata: Metadata) -> str:
 def find_mmproj(path: Path, n_embd: int) -> ModelFile | None:
     """Open the mmproj file in a model's folder, None without one.
 
-    `path` is the model's file. Of several, the one whose embeddings have `n_embd` numbers. Raises ModelFormatError if
-    there are several of these, or the only one is unreadable.
+    `path` is the model's file. A file of the hub's cache has the root of its repository as a second folder, and a blob
+    of ollama's the projectors of its manifests. Of several, the one whose embeddings have `n_embd` numbers. Raises
+    ModelFormatError if there are several of these, or the only one is unreadable.
     """
-    files = sorted(other for other in path.parent.iterdir() if is_mmproj(other.name) and other != path)
+    files = _mmproj_files(path)
     if len(files) == 1:
         return open_model_file(files[0], [])
     fitting = []
@@ -408,6 +411,25 @@ def find_mmproj(path: Path, n_embd: int) -> ModelFile | None:
     return open_model_file(fitting[0], []) if fitting else None
 
 
-def is_mmproj(name: str) -> bool:
-    """True for the name of a mmproj file."""
-    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
+def _mmproj_files(path: Path) -> list[Path]:
+    if path.parent.name == "blobs" and path.name.startswith("sha256-"):
+        return _projectors(path)
+    roots = (folder for folder in path.parents if folder.parent.name == "snapshots")
+    for folder in (path.parent, *roots):
+        if found := sorted(other for other in folder.iterdir() if is_encoder(other.name) and other != path):
+            return found
+    return []
+
+
+def _projectors(blob: Path) -> list[Path]:
+    """Projectors of the manifests of an ollama folder whose model is this blob."""
+    found = set()
+    for manifest in (blob.parents[1] / "manifests").rglob("*"):
+        try:
+            layers = json.loads(manifest.read_bytes())["layers"]
+            files = [(layer["mediaType"].rpartition(".")[2], layer["digest"].replace(":", "-")) for layer in layers]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if ("model", blob.name) in files:
+            found |= {blob.parent / name for kind, name in files if kind == "projector" and "/" not in name}
+    return sorted(found)

@@ -144,7 +144,7 @@ def load(
             given |= {"load": "auto", "engine": settings.workers.engine(settings.threads, settings.load_mode)}
         model = load(source.path, settings.mode, threads=settings.threads, **given)
         opened.callback(model.close)
-        encoder = _encoder(model)
+        encoder = find_encoder(model)
         draft = None
         if isinstance(source.draft, Path):
             draft = load(source.draft, settings.mode, threads=settings.threads)
@@ -163,7 +163,7 @@ def load(
         return loaded
 
 
-def _encoder(model: Model) -> LoadedEncoder | None:
+def find_encoder(model: Model) -> LoadedEncoder | None:
     """Encoder of pictures of a model, None without one.
 
     A file beside the model that cannot be used is a warning, because nobody has named it.
@@ -213,9 +213,13 @@ def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:
 def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     config, kv_type = model.config, scheduler.memory.pool.layout.kv_type
     adapters = [adapter.digest for adapter in scheduler.adapters]
-    digest = hashlib.sha256(f"{model.identity} {model.variant} {kv_type} {adapters}".encode()).hexdigest()
+    encoder = model.media_encoder() if scheduler.sees else None
+    encoded = f" {encoder.identity}" if encoder else ""
+    digest = hashlib.sha256(f"{model.identity} {model.variant} {kv_type} {adapters}{encoded}".encode()).hexdigest()
+    unloaded = unloaded_info(source)
     return attrs.evolve(
-        unloaded_info(source),
+        unloaded,
+        n_bytes=unloaded.n_bytes + (Path(encoder.metadata.source).stat().st_size if encoder else 0),
         loaded=True,
         n_ctx=scheduler.memory.n_ctx,
         n_ctx_train=config.context_length,

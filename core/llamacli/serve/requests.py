@@ -388,7 +388,7 @@ class ModelInfo:
     - `loaded`: true if it can run at once.
     - `created`: time of the file's last change, in seconds since 1970.
     - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
-    - `n_params`, `n_bytes`: parameters, and bytes of the file.
+    - `n_params`, `n_bytes`: parameters, and bytes of the file; those of the encoder's too once it is loaded.
     - `architecture`: `general.architecture`; `file_type`: llama.cpp's name of its types, as in Q4_K_M; "" if unknown.
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.

@@ -13,9 +13,13 @@ import pytest
 
 from adapters import write_adapter
 from conftest import TinyGguf
-from llamacli import load_model
+from llamacli import Model, load_model
+from llamacli.chat.context import plan
+from llamacli.chat.media import marked, media_inputs, prompt_of_pictures, with_pictures
+from llamacli.chat.template import Rendering
 from llamacli.hub.demo import demo_path
 from llamacli.inputs import Contents, Inputs
+from llamacli.media.pictures import Picture
 from llamacli.sampling import SamplingParams
 from llamacli.serve.errors import InternalError, PromptTooLongError
 from llamacli.serve.http.local import version
@@ -24,8 +28,10 @@ from llamacli.serve.ray.blocks import BLOCK, chain_hashes
 from llamacli.serve.ray.errors import MismatchError
 from llamacli.serve.ray.messages import Hello, Route, Setup, route_of
 from llamacli.serve.ray.replica import Replica, expect_version, file_digest
+from llamacli.serve.ray.tokenizing import load_unweighted
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
+from media_cases import drawn, write_mmproj, write_text
 from sessions import LONG
 
 
@@ -69,6 +75,40 @@ def test_prompts_of_embeddings(replica: Replica) -> None:
     one = request(prompts=(tuple(contents.add(inputs)),), contents=contents, max_tokens=8)
     found = events(asyncio.run(answers(replica, pickle.loads(pickle.dumps(one)))))
     assert "".join(event.text for event in found if isinstance(event, TextDelta)) == text
+
+
+def test_pictures(tmp_path: Path) -> None:
+    """The ingress has neither weights nor rows: replicas encode, and get the tiles with the request."""
+    text = write_text(tmp_path / "text.gguf", "gemma3")
+    mmproj = write_mmproj(tmp_path / "eyes.gguf", "gemma3")
+    messages, shown = marked([{"role": "user", "content": [Picture.of(drawn(40, 30)), "What?"]}])
+
+    def rendered(model: Model) -> Rendering:
+        encoder = model.media_encoder()
+        layouts = {marker: encoder.layout(picture) for marker, picture in shown.items()}
+        return with_pictures(model.create_chat_codec().render(messages), layouts, encoder, model.tokenizer)
+
+    with load_model(text, "fp32", mmproj=mmproj, threads=1) as model:
+        parts = plan([], rendered(model).parts, model.create_chat_codec().template.encode).parts
+        inputs = media_inputs(parts, 0, model.media_encoder)
+        expected = model.create_completion(inputs, max_tokens=6, temperature=0.0)["choices"][0]["text"]
+    with load_unweighted(text, "fp32", mmproj=mmproj) as ingress:
+        encode = ingress.create_chat_codec().template.encode
+        ids, contents, tiles = prompt_of_pictures(rendered(ingress), encode, ingress.media_encoder())
+        identity = ingress.identity
+    settings = attrs.asdict(EngineSettings(n_ctx=256, max_running=2, threads=1, mode="fp32"))
+    setup = Setup(identity, str(text), "see", settings, 0.5, (1, 1), 30.0, mmproj=(str(mmproj), file_digest(mmproj)))
+    replica = Replica(setup, "r1")
+    try:
+        params = SamplingParams(temperature=0.0)
+        one = request(model="see", prompts=(tuple(ids),), contents=contents, tiles=tiles, max_tokens=6, params=params)
+        found = events(asyncio.run(answers(replica, pickle.loads(pickle.dumps(one)))))
+        assert "".join(event.text for event in found if isinstance(event, TextDelta)) == expected
+        assert asyncio.run(replica.describe(Route()))[0].sees
+    finally:
+        replica.close()
+    with pytest.raises(MismatchError, match=r"eyes\.gguf: this node has another encoder than the ingress"):
+        Replica(attrs.evolve(setup, mmproj=(str(mmproj), "0" * 64)), "r2")
 
 
 def test_errors_of_the_request_are_events(replica: Replica) -> None:

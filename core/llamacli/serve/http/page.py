@@ -19,6 +19,7 @@ POLICY = "; ".join(
     (
         "default-src 'self'",
         "connect-src 'self'",
+        "img-src 'self' data:",  # pictures of messages
         "object-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",

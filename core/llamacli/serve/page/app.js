@@ -23,6 +23,7 @@ const narrow = matchMedia("(max-width: 60rem)");
 class App {
   replies = new Map(); // by id of the message
   saving = new Map(); // conversations to be saved, with their timers
+  saved_ms = 0; // duration of the last save: pictures make it long
   models = [];
   props = {};
 
@@ -33,6 +34,7 @@ class App {
       send: (text, files) => this.#send(text, files),
       stop: () => this.#running()?.stop(),
       warn: (text) => this.#warn(text),
+      blindness: () => this.#blindness(),
     });
     this.settings = new SettingsView(find("#settings-fields"), { changed: (settings) => this.#settingsChanged(settings) });
     this.sidebar = new Sidebar(find("#sidebar"), {
@@ -168,15 +170,17 @@ class App {
   #saveSoon(conversation) {
     const pending = this.saving.get(conversation.id);
     if (pending) return;
-    const timer = setTimeout(() => this.#save(conversation), SAVE_MS);
+    const timer = setTimeout(() => this.#save(conversation), Math.max(SAVE_MS, 20 * this.saved_ms));
     this.saving.set(conversation.id, { conversation, timer });
   }
 
   async #save(conversation) {
     clearTimeout(this.saving.get(conversation.id)?.timer);
     this.saving.delete(conversation.id);
+    const began = performance.now();
     try {
       await this.store.save(this.#light(conversation));
+      this.saved_ms = performance.now() - began;
     } catch (error) {
       this.#warn(error.message);
     }
@@ -369,6 +373,13 @@ class App {
       return;
     }
     this.#showModels();
+  }
+
+  /** Reason why the model takes no pictures; "" if it does, or if that is not known before it is loaded. */
+  #blindness() {
+    const model = this.models.find(({ id }) => id === this.conversation.settings.model);
+    const sees = !model?.meta.loaded || model.architecture.input_modalities.includes("image");
+    return sees ? "" : `The model ${model.id} does not see: it has no encoder of pictures (a mmproj file).`;
   }
 
   #defaults() {

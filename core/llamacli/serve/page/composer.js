@@ -1,12 +1,15 @@
 // Field for the next message, with files, and the button that sends or stops.
 
 import { announce, el, icon, iconButton } from "./dom.js";
-import { readText } from "./files.js";
+import { isPicture, readPicture, readText } from "./files.js";
 
 export class Composer {
-  /** Composer in the form `node`. `send(text, files)` and `stop()` are called by the button; `warn(text)` for bad files. */
-  constructor(node, { send, stop, warn }) {
-    Object.assign(this, { node, send, stop, warn, files: [], running: false });
+  /**
+   * Composer in the form `node`. `send(text, files)` and `stop()` are called by the button; `warn(text)` for bad files.
+   * `blindness()` says why the model takes no pictures, "" if it does.
+   */
+  constructor(node, { send, stop, warn, blindness }) {
+    Object.assign(this, { node, send, stop, warn, blindness, files: [], running: false });
     this.field = node.querySelector("textarea");
     this.chips = node.querySelector(".chips");
     this.button = node.querySelector(".send");
@@ -42,6 +45,11 @@ export class Composer {
     }
     const text = this.field.value.trim();
     if (!text && !this.files.length) return;
+    const reason = this.files.some(({ image }) => image) && this.blindness();
+    if (reason) {
+      this.warn(`${reason} Remove the picture, or choose another model.`);
+      return;
+    }
     const files = this.files;
     this.field.value = "";
     this.files = [];
@@ -49,11 +57,13 @@ export class Composer {
     this.send(text, files);
   }
 
-  /** Attach files of text. */
+  /** Attach files of text and pictures. */
   async attach(files) {
     for (const file of files) {
       try {
-        this.files.push(await readText(file));
+        const reason = isPicture(file) && this.blindness();
+        if (reason) throw new Error(`${file.name} is not attached. ${reason}`);
+        this.files.push(await (isPicture(file) ? readPicture : readText)(file));
         announce(`${file.name} is attached`);
       } catch (error) {
         this.warn(error.message);
@@ -72,7 +82,8 @@ export class Composer {
   #changed() {
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight, innerHeight * 0.4)}px`;
-    this.chips.replaceChildren(...this.files.map((file) => el("li", { className: "chip" }, file.name,
+    this.chips.replaceChildren(...this.files.map((file) => el("li", { className: "chip" },
+      file.image && el("img", { src: file.image, alt: "" }), file.name,
       iconButton("close", `Remove ${file.name}`, () => {
         this.files = this.files.filter((other) => other !== file);
         this.#changed();

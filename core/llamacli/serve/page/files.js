@@ -1,4 +1,4 @@
-// Files of text that are attached to a message.
+// Files of text and pictures that are attached to a message.
 
 const MAX_BYTES = 2 << 20;
 const DOCUMENTS = {
@@ -9,6 +9,48 @@ const DOCUMENTS = {
   xlsx: ["a spreadsheet", "its program's export as CSV"],
   ods: ["a spreadsheet", "its program's export as CSV"],
 };
+const PICTURE = /^image\/(?:png|jpeg|webp|gif|bmp|avif|tiff)$/;
+const MAX_PICTURE_BYTES = 4 << 20;
+const MAX_PIXELS = 2048 * 2048; // no encoder reads more
+
+export const isPicture = (file) => PICTURE.test(file.type);
+
+/**
+ * Picture as {name, image}, a data URI. One of more than 4 MiB is shrunk, and its name says so. Throws an Error in words
+ * for what the browser cannot show.
+ */
+export async function readPicture(file) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name} is damaged, or not a picture that this browser can show.`);
+  }
+  try {
+    if (file.size <= MAX_PICTURE_BYTES) return { name: file.name, image: await dataUri(file) };
+    const scale = Math.min(1, Math.sqrt(MAX_PIXELS / (bitmap.width * bitmap.height)));
+    const canvas = document.createElement("canvas");
+    canvas.width = Math.max(1, Math.floor(bitmap.width * scale));
+    canvas.height = Math.max(1, Math.floor(bitmap.height * scale));
+    const context = canvas.getContext("2d");
+    context.fillStyle = "white"; // of what is transparent, as in the server
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
+    return { name: `${file.name} (made smaller: ${canvas.width} × ${canvas.height})`, image: await dataUri(blob) };
+  } finally {
+    bitmap.close();
+  }
+}
+
+function dataUri(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`The picture cannot be read: ${reader.error.message}`));
+    reader.readAsDataURL(blob);
+  });
+}
 
 /** File as {name, text}. Throws an Error in words for one that is too large or not text. */
 export async function readText(file) {

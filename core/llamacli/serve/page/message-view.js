@@ -39,7 +39,7 @@ export class MessageView {
     if (this.editing || this.shown === this.message.content) return true;
     this.shown = this.message.content;
     const { content, files = [], role, name } = this.message;
-    const chips = files.map((file) =>
+    const chips = files.map((file) => file.image ? picture(file) :
       el("details", { className: "attachment" },
         el("summary", {}, icon("clip"), `${file.name} `, el("span", { className: "muted" }, size(file.text))),
         el("pre", { tabIndex: 0 }, file.text.length > 20_000 ? `${file.text.slice(0, 20_000)}…` : file.text)));
@@ -281,6 +281,14 @@ export class MessageView {
     field.style.height = `${Math.min(field.scrollHeight + 4, innerHeight * 0.5)}px`;
     field.focus();
   }
+}
+
+/** Picture of a message; a click shows it as large as there is room. */
+function picture({ name, image }) {
+  const button = el("button", { type: "button", className: "picture", title: name, aria: { label: `Enlarge ${name}`, pressed: "false" } },
+    el("img", { src: image, alt: name }));
+  button.addEventListener("click", () => button.setAttribute("aria-pressed", String(button.classList.toggle("large"))));
+  return button;
 }
 
 function size(text) {

@@ -88,7 +88,8 @@ function known(node) {
   }
   if (Number.isFinite(node.created)) result.created = node.created;
   if (Array.isArray(node.files)) {
-    result.files = node.files.filter((file) => typeof file?.name === "string" && typeof file.text === "string");
+    const isData = (image) => typeof image === "string" && image.startsWith("data:image/");
+    result.files = node.files.filter((file) => typeof file?.name === "string" && (typeof file.text === "string" || isData(file.image)));
   }
   if (Array.isArray(node.calls)) {
     result.calls = node.calls.filter((call) => typeof call?.name === "string" && typeof call.arguments === "string");

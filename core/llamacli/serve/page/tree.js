@@ -69,9 +69,9 @@ export function remove(conversation, id) {
   conversation.updated = Date.now();
 }
 
-/** Text of a user's message with its files, as the model sees it. */
+/** Text of a user's message with its files of text, as the model sees it. */
 export function fullText(node) {
-  const files = (node.files ?? []).map(({ name, text }) => {
+  const files = (node.files ?? []).filter(({ image }) => !image).map(({ name, text }) => {
     const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), (run) => run[0].length));
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}\n\n`;
@@ -79,11 +79,21 @@ export function fullText(node) {
   return files.join("") + node.content;
 }
 
+/** Pictures of a message, as data URIs. */
+export const pictures = (node) => (node.files ?? []).map(({ image }) => image).filter(Boolean);
+
+/** Content of a user's message in the form of OpenAI's API: its text, or its pictures and its text. */
+function contentOf(node) {
+  const text = fullText(node);
+  const parts = pictures(node).map((url) => ({ type: "image_url", image_url: { url } }));
+  return parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
+}
+
 /** Messages in the form of OpenAI's API. */
 export function toApi(nodes, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const node of nodes) {
-    if (node.role === "user") messages.push({ role: "user", content: fullText(node) });
+    if (node.role === "user") messages.push({ role: "user", content: contentOf(node) });
     else if (node.role === "tool") {
       messages.push({ role: "tool", content: node.content, tool_call_id: node.callId, name: node.name });
     } else {

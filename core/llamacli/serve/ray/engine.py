@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,7 +23,7 @@ from llamacli.generation.drafters import MTP
 from llamacli.serve import errors
 from llamacli.serve.engine import LocalPin
 from llamacli.serve.metrics import EngineStats
-from llamacli.serve.models import Entry, ModelSource, unloaded_info
+from llamacli.serve.models import Entry, ModelSource, find_encoder, unloaded_info
 from llamacli.serve.ray import deployment
 from llamacli.serve.ray.calls import Answers, Caller, Faults, OpenCall
 from llamacli.serve.ray.messages import Route, Setup, portable
@@ -62,9 +63,11 @@ class RayEngine:
         not the prediction head that is asked for.
         """
         self._source, self._cluster, self._entry = source, cluster, Entry(source)
-        self._model = load_unweighted(source.path, settings.mode, settings.overrides)
+        self._model = load_unweighted(source.path, settings.mode, settings.overrides, source.mmproj)
         if source.draft == MTP and not self._model.has_nextn:
             raise InvalidRequestError(f"the model {self._model.name!r} has no multi-token-prediction head")
+        encoder = find_encoder(self._model)
+        mmproj = None if encoder is None else Path(encoder.metadata.source).resolve()
         self._settings = attrs.evolve(settings, n_ctx=context_length(self._model, settings.n_ctx))
         cpus = deployment.connect(cluster)
         threads = settings.threads or max(1, int(cpus))
@@ -73,6 +76,7 @@ class RayEngine:
             self._model.identity, str(source.path.resolve()), source.name, attrs.asdict(limits, recurse=False), cpus,
             cluster.replicas, shutdown_timeout,
             tuple((str(path.resolve()), file_digest(path)) for path, _ in source.adapters), source.draft == MTP,
+            None if mmproj is None else (str(mmproj), file_digest(mmproj)),
         )  # fmt: skip
         self._limits = limits
         self._ingress = secrets.token_hex(8)

@@ -55,8 +55,13 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
+def _pair_of_texts(values: Sequence[str]) -> tuple[str, str]:
+    first, second = values
+    return first, second
+
+
 def _pairs(values: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((first, second) for first, second in values)
+    return tuple(map(_pair_of_texts, values))
 
 
 @attrs.frozen
@@ -69,6 +74,7 @@ class Setup:
     - `cpus`: CPUs of each replica. `replicas`: how many there are, from and to.
     - `shutdown_timeout`: seconds that running requests have when a replica ends.
     - `mtp`: true to draft with the model's multi-token-prediction head.
+    - `mmproj`: file of the encoder of pictures with its SHA-256, None without one.
     """
 
     identity: str
@@ -80,6 +86,7 @@ class Setup:
     shutdown_timeout: float
     adapters: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pairs)
     mtp: bool = False
+    mmproj: tuple[str, str] | None = attrs.field(default=None, converter=attrs.converters.optional(_pair_of_texts))
 
 
 def route_of(request: Request, call: str, avoid: frozenset[str] = frozenset()) -> Route:

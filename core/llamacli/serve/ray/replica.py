@@ -61,12 +61,14 @@ class Replica:
             self._cores.pin()
         settings = EngineSettings(**setup.settings)
         adapters = tuple((Path(path), 1.0) for path, _ in setup.adapters)
-        source = ModelSource(setup.name, Path(setup.path), (), adapters, MTP if setup.mtp else None)
+        mmproj = None if setup.mmproj is None else Path(setup.mmproj[0])
+        source = ModelSource(setup.name, Path(setup.path), (), adapters, MTP if setup.mtp else None, mmproj)
         self._engine = LocalEngine([source], settings)
         try:
-            for path, digest in setup.adapters:
+            for path, digest in (*setup.adapters, *filter(None, [setup.mmproj])):
                 if file_digest(Path(path)) != digest:
-                    raise MismatchError(f"{path}: this node has another adapter than the ingress, of the same name")
+                    what = "adapter" if (path, digest) in setup.adapters else "encoder"
+                    raise MismatchError(f"{path}: this node has another {what} than the ingress, of the same name")
             self._loaded: LoadedModel = self._engine.load(setup.name).result()
             if self._loaded.model.identity != setup.identity:
                 raise MismatchError(f"{setup.path}: this node has another file than the ingress, of the same name")

@@ -48,9 +48,14 @@ class UnweightedEngine:
         return UnweightedProgram(graph)
 
 
-def load_unweighted(path: Path, mode: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Load a model without its weights; raises what `load_model` raises."""
-    return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides)
+def load_unweighted(
+    path: Path, mode: str, overrides: Mapping[str, Any] | None = None, mmproj: Path | None = None
+) -> Model:
+    """Load a model without its weights, and its encoder of pictures; raises what `load_model` raises.
+
+    The encoder cuts pictures into tiles, and encodes none.
+    """
+    return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides, mmproj=mmproj)
 
 
 def context_length(model: Model, n_ctx: int | None) -> int:
