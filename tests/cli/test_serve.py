@@ -31,7 +31,9 @@ from http_server import TEMPLATE, HttpReply, request_json, wait_for
 from llamacli import load_model
 from llamacli.cli.app import app
 from llamacli.cli.command import grouped
-from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
+from llamacli.cli.model_sources import model_sources
+from llamacli.cli.numbers import ByteSize
+from llamacli.cli.serve import engine_settings, http_settings, serve
 from llamacli.errors import ModelFormatError
 from llamacli.hub.demo import demo_path
 from llamacli.serve.http.page import PAGE

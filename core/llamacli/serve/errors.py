@@ -162,6 +162,12 @@ class LoadingError(ServeError):
     status, type, code = 503, "unavailable_error", "loading"
 
 
+class ModelTooLargeError(ServeError):
+    """The model does not fit into the memory for models."""
+
+    status, type, code = 507, "server_error", "model_too_large"
+
+
 class StageLostError(ServeError):
     """A worker that computes layers of the model is lost or wrong."""
 

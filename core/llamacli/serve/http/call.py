@@ -19,6 +19,7 @@ import attrs
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
+from llamacli.errors import LlamaCliError
 from llamacli.model import Model
 from llamacli.serve.catalogue import Catalogue
 from llamacli.serve.compilers import Compilers
@@ -125,6 +126,19 @@ class Server:
         """Call a function in the pool."""
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.pool, call)
+
+    async def reload(self) -> None:
+        """Read the sources of models again.
+
+        Those in use go on until they are idle. Raises BadRequestError if they cannot be read, and then nothing changes.
+        """
+        if self.settings.sources is None:
+            return
+        try:
+            sources = await self.run(self.settings.sources)
+        except (LlamaCliError, OSError) as error:
+            raise BadRequestError(f"the models cannot be read again: {error}") from error
+        self.engine.offer(sources)
 
     def find_model(self, name: str | None) -> ModelInfo:
         """Model of a name or alias; the first one for no name.

@@ -74,6 +74,11 @@ _LLAMACPP: dict[str, tuple[str, str, Callable[[ModelStats], float]]] = {
     ),
 }  # fmt: skip
 """Kind, help and value of metrics of llama-server, without its prefix, from the numbers of a model."""
+_LOADS = {
+    "loads": ("model_loads", "Loads of a model."),
+    "failures": ("model_load_failures", "Loads of a model that failed."),
+    "n_bytes": ("model_bytes", "Memory of a loaded model's weights, and of its cache when that is full."),
+}
 _LARGEST = ("n_tokens_max", "n_busy_slots_per_decode")
 """Those of which the model with the largest counts; others are sums."""
 
@@ -133,6 +138,12 @@ class EngineCollector(Collector):
                 for value, count in getattr(one, field).items():
                     counter.add_metric([model, value], count)
             yield counter
+        for field, (name, text) in _LOADS.items():
+            kind = GaugeMetricFamily if field == "n_bytes" else CounterMetricFamily
+            family = kind(f"llamacli_{name}", text, labels=["model"])
+            for model, load in self._stats.loads.items():
+                family.add_metric([model], getattr(load, field))
+            yield family
         yield from self._histograms()
 
     def _histograms(self) -> Iterator[Metric]:

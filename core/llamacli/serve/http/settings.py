@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
+
+from llamacli.serve.requests import ModelSource
 
 
 @attrs.frozen(kw_only=True)
@@ -30,7 +32,8 @@ class HttpSettings:
       them; None is a random seed, and no limit of the server's own.
     - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
-    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once.
+    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once,
+      None for any number. `sources`: reads all models that are offered, None if they never change.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
@@ -67,7 +70,8 @@ class HttpSettings:
     stop: tuple[str, ...] = ()
     reasoning: bool = True
     autoload: bool = True
-    models_max: int = 1
+    models_max: int | None = None
+    sources: Callable[[], Sequence[ModelSource]] | None = attrs.field(default=None, eq=False)
     any_model: bool = False
     strict: bool = False
     slots: bool = False
