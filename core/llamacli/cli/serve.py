@@ -241,7 +241,11 @@ _GROUPS = {
             "--api-key", "api_keys", metavar="KEY", multiple=True,
             help="Key that clients must send; may be given several times. Default: none is asked for.",
         ),
-        option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
+        option(
+            "--api-key-file", type=PATH,
+            help="Read keys from a file, one a line; name=, requests=, tokens= (a minute) and streams= (at once) may "
+            "follow. It is read again when it changes; # begins a comment.",
+        ),
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
@@ -396,6 +400,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
 
 def http_settings(given: dict[str, Any]) -> HttpSettings:
     """Settings of the HTTP layer; UsageError for options that exclude each other."""
+    from llamacli.serve.http.keys import as_keys, read_keys
     from llamacli.serve.http.page import PAGE
     from llamacli.serve.http.server import expect_certificate
     from llamacli.serve.http.settings import HttpSettings
@@ -405,11 +410,10 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if template is not None and file is not None:
         raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
     keys = [argument(key) for key in given["api_keys"]]
+    if len(set(keys)) < len(keys):
+        raise click.UsageError("Invalid value for '--api-key': a key is there twice.")
     if key_file is not None:
-        lines = [line.partition("#")[0].strip() for line in read_file(Path(key_file)).splitlines()]
-        keys += filter(None, lines)
-        if not any(lines):
-            raise InvalidRequestError(f"{key_file}: it has no key")
+        read_keys(Path(key_file), as_keys(keys))
     for name in ("slot_save_path", "data"):
         if given[name] is not None:
             make_own_folder(Path(given[name]))
@@ -437,7 +441,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
-        api_keys=tuple(keys),
+        api_keys=keys,
+        api_key_file=key_file and Path(key_file),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or MOST_RUNNING,
         page=PAGE if given["page"] else None,
@@ -542,7 +547,7 @@ def _warn_of_open_server(http: HttpSettings) -> None:
     from llamacli.serve.http.middleware import is_loopback
 
     for host in http.hosts:
-        if not http.api_keys and not is_loopback(host):
+        if not (http.api_keys or http.api_key_file or is_loopback(host)):
             logging.getLogger("llamacli.serve").warning(
                 "%s can be reached from other machines, and no key is asked for: see --api-key", host
             )

@@ -150,6 +150,12 @@ class QueueFullError(ServeError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
 
+class RateLimitError(ServeError):
+    """The API key has reached a limit of its own."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
 class QueueTimeoutError(ServeError):
     """The request has waited too long and was not begun."""
 

@@ -51,7 +51,8 @@ def least_recently_used(loaded: Iterable[Entry]) -> Entry | None:
 def gives_way(entry: Entry, entries: Iterable[Entry], now: float) -> bool:
     """True for the model that takes no further requests.
 
-    It is the one that was loaded first, when a load has waited long. Otherwise models that always have requests would keep others out.
+    It is the one that was loaded first, when a load has waited long. Otherwise models that always have requests would
+    keep others out.
     """
     listed = list(entries)
     waits = any(

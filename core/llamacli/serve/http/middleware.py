@@ -5,7 +5,6 @@ Request ids, Host check, CORS, access log, last line of defence.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable
@@ -156,17 +155,6 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
-
-
-def has_key(headers: Headers, keys: Iterable[str]) -> str | None:
-    """API key that a request sends, compared in constant time, or None."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    found = None
-    for key in keys:
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
-            found = key
-    return found
 
 
 async def send_response(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:

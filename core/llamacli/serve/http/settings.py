@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from llamacli.serve.http.keys import ApiKey, as_keys
 from llamacli.serve.requests import ModelSource
 
 
@@ -16,7 +17,8 @@ class HttpSettings:
 
     - `hosts`, `port`: addresses to listen on; port 0 takes a free one.
     - `ssl`: files of a certificate and of its key, for TLS; None for none.
-    - `api_keys`: keys of which a client must send one; none are asked for if there are none.
+    - `api_keys`: keys of which a client must send one; none are asked for if there are none. `api_key_file`: file of
+      further ones, which is read again when it changes.
     - `cors_origins`: origins whose web pages may read responses; "*" is any, "localhost" any of this machine.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
@@ -51,7 +53,8 @@ class HttpSettings:
     hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
     ssl: tuple[Path, Path] | None = None
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = attrs.field(default=(), converter=as_keys)
+    api_key_file: Path | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_body: int = 10 << 20
