@@ -283,6 +283,10 @@ _GROUPS = {
         option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
         option(
+            "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+            help="Form of the log's lines on stderr: text, or a JSON object each.",
+        ),
+        option(
             "--log-texts", is_flag=True,
             help="Log the bodies of requests, and add __verbose to replies: the prompt as the model reads it.",
         ),
@@ -362,7 +366,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         http, limits = attrs.evolve(http, sources=offer.read), _limited(limits)
     with listening(http.hosts, http.port) as sockets:
         port = sockets[0].getsockname()[1]
-        _log_requests()
+        _log_requests(as_json=given["log_format"] == "json")
         _warn_of_open_server(http)
         engine: LocalEngine | RayEngine
         engine = LocalEngine(sources, limits) if given["ray_address"] is None else ray_engine(sources, limits, given)
@@ -534,13 +538,13 @@ def _expect_packages(names: Sequence[str], command: str, distribution: str) -> N
         raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install {distribution}")
 
 
-def _log_requests() -> None:
+def _log_requests(*, as_json: bool) -> None:
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
     for handler in logging.getLogger("llamacli").handlers:
         if isinstance(handler, StderrHandler):
-            handler.timed = logger.name
+            handler.timed, handler.as_json = logger.name, as_json
 
 
 def _warn_of_open_server(http: HttpSettings) -> None:
