@@ -9,6 +9,7 @@ import click
 import pytest
 
 from llamacli.cli.app import app
+from llamacli.cli.model_sources import preset_sources
 
 CONTRIB = Path(__file__).parents[1] / "contrib"
 VARIABLE = re.compile(r"LLAMACLI_SERVE_(\w+)")
@@ -32,7 +33,10 @@ def test_unit_allows_compiled_kernels() -> None:
         assert "MemoryDenyWriteExecute" not in unit.read_text()
 
 
-@pytest.mark.parametrize("name", ["llamacli.service", "llamacli-ray.service", "Containerfile", "kuberay.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    ["llamacli.service", "llamacli-ray.service", "Containerfile", "kuberay.yaml", "compose.yaml", "kubernetes.yaml"],
+)
 def test_variables_are_those_of_options(name: str) -> None:
     used = set(VARIABLE.findall((CONTRIB / name).read_text()))
     command = app.commands["serve"]
@@ -63,3 +67,35 @@ def test_kubernetes_commands_have_known_options() -> None:
     (group,) = cluster["spec"]["workerGroupSpecs"]
     assert (group["minReplicas"], group["maxReplicas"]) == given["ray_replicas"]
     assert service["spec"]["selector"] == servers["spec"]["template"]["metadata"]["labels"]
+
+
+def test_compose_file_gives_both_services_the_same_key_and_port() -> None:
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((CONTRIB / "compose.yaml").read_text())["services"]
+    server, page = services["llamacli"], services["open-webui"]
+    given = app.commands["serve"].make_context("serve", [*server["command"]]).params
+    assert (given["models_dir"], given["port"]) == ("/models", 8080)
+    assert server["environment"]["LLAMACLI_SERVE_API_KEYS"] == page["environment"]["OPENAI_API_KEY"]
+    assert page["environment"]["OPENAI_API_BASE_URL"] == f"http://llamacli:{given['port']}/v1"
+    assert "HEALTHCHECK" in (CONTRIB / "Containerfile").read_text()  # on which open-webui waits
+    assert (CONTRIB / server["build"]["context"] / server["build"]["dockerfile"]).is_file()
+    assert {volume.partition(":")[0] for one in services.values() for volume in one["volumes"]} == {
+        "./models", "data", "open-webui",
+    }  # fmt: skip
+
+
+def test_kubernetes_example_has_known_options_and_presets(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    config, claim, server, service = yaml.safe_load_all((CONTRIB / "kubernetes.yaml").read_text())
+    template = server["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    given = app.commands["serve"].make_context("serve", [*container["args"]]).params
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert Path(given["models_preset"]) == Path(mounts["presets"]) / "models.ini"
+    (tmp_path / "models.ini").write_text(config["data"]["models.ini"])
+    assert [source.name for source in preset_sources(tmp_path / "models.ini", {})] == ["demo"]
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes.keys() == mounts.keys()
+    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert service["spec"]["selector"] == template["metadata"]["labels"] == server["spec"]["selector"]["matchLabels"]
+    assert container["resources"]["requests"] == container["resources"]["limits"]

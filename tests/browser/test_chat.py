@@ -30,7 +30,7 @@ def test_words_appear_as_they_come(site) -> None:
     site.engine.limit = None
     assert site.page.wait_reply() == "one two three four"
     assert site.page.text(".message.assistant strong") == "four"
-    assert "8.0 tokens/s" in site.page.text(".stats")
+    assert "6.0 tokens/s" in site.page.text(".stats")  # the first of four tokens comes of the prompt
     assert "3 cached" in site.page.text(".stats")
     assert site.page.errors() == []
 

@@ -11,9 +11,9 @@ from scripts import reply
 def test_wrong_key(open_page) -> None:
     site = open_page(api_keys=("right",))
     page = site.page
-    page.wait_text("#key-dialog", "This server asks for an API key")
+    page.wait_text("#key-dialog[open]", "This server asks for an API key")
     page.keys("wrong", Keys.ENTER)
-    page.wait_text("#key-dialog", "The server does not accept this key.")
+    page.wait_text("#key-dialog[open]", "The server does not accept this key.")
     page.keys(Keys.CONTROL, "a")
     page.keys(Keys.NULL, "right", Keys.ENTER)
     page.wait(lambda: page.text("#model") == "demo")
@@ -21,7 +21,7 @@ def test_wrong_key(open_page) -> None:
     assert page.wait_reply() == "one two three"
     page.run("sessionStorage.setItem('llamacli-key', 'old')")
     page.send("again")
-    page.wait_text("#key-dialog", "The server does not accept this key.")
+    page.wait_text("#key-dialog[open]", "The server does not accept this key.")
     page.keys(Keys.CONTROL, "a")
     page.keys(Keys.NULL, "right", Keys.ENTER)
     page.wait(lambda: page.replies[-1] == "one two three" and len(page.replies) == 2)

@@ -1,10 +1,12 @@
 """Ranges of all numeric options of all commands, and the log."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
 
 import click
+import pytest
 
 from llamacli.cli.app import app
 from llamacli.cli.numbers import IntList
@@ -104,3 +106,16 @@ def test_log_records_of_a_logger_begin_with_their_time(capsys) -> None:
     timed, plain = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"llamacli: info: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d text of llamacli\.serve\.access", timed)
     assert plain == "llamacli: info: text of llamacli.kv"
+
+
+def test_log_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = StderrHandler()
+    handler.as_json = True
+    fields = {"method": "GET", "seconds": 0.5, "path": "/a\n\x1b"}
+    record = logging.LogRecord("llamacli.serve", logging.INFO, "f.py", 1, "took %s\n", ("long",), None)
+    record.fields = fields
+    handler.emit(record)
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found.pop("time"))
+    assert found == {"level": "info", "logger": "llamacli.serve", "message": "took long\n", **fields}

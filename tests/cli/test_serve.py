@@ -31,9 +31,12 @@ from http_server import TEMPLATE, HttpReply, request_json, wait_for
 from llamacli import load_model
 from llamacli.cli.app import app
 from llamacli.cli.command import grouped
-from llamacli.cli.serve import ByteSize, engine_settings, http_settings, model_sources, serve
-from llamacli.errors import ModelFormatError
+from llamacli.cli.model_sources import model_sources
+from llamacli.cli.numbers import ByteSize
+from llamacli.cli.serve import engine_settings, http_settings, serve
+from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
+from llamacli.serve.http.keys import as_keys
 from llamacli.serve.http.page import PAGE
 from suite import PROFILE
 
@@ -607,8 +610,13 @@ def test_drafts(tmp_path: Path) -> None:
 
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# mine\none\n\ntwo # laptop\n")
-    assert http_settings(given("--api-key", "zero", "--api-key-file", str(file))).api_keys == ("zero", "one", "two")
+    file.write_text("# mine\none\n\ntwo name=ann streams=2 # laptop\n")
+    http = http_settings(given("--api-key", "zero", "--api-key-file", str(file)))
+    assert (http.api_keys, http.api_key_file) == (as_keys(["zero"]), file)
+    with pytest.raises(InvalidRequestError, match="line 2: this key is there already"):
+        http_settings(given("--api-key", "one", "--api-key-file", str(file)))
+    with pytest.raises(click.UsageError, match="a key is there twice"):
+        http_settings(given("--api-key", "one", "--api-key", "one"))
     with pytest.raises(click.UsageError):
         http_settings(given("--api-key", ""))
     with pytest.raises(click.UsageError):
@@ -638,7 +646,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"LLAMACLI_SERVE_{name}", value)
     with serve.make_context("serve", [], auto_envvar_prefix="LLAMACLI_SERVE") as context:
         http, limits = http_settings(context.params), engine_settings(context.params)
-    assert (http.hosts, http.port, http.api_keys, http.slots) == (("::1",), 9, ("one", "two"), True)
+    assert (http.hosts, http.port, http.api_keys, http.slots) == (("::1",), 9, as_keys(("one", "two")), True)
     assert http.cors_origins == ("https://a.example", "https://b.example")
     assert (limits.max_running, limits.kv_memory, limits.step_ms, http.max_tokens) == (3, 1 << 20, 20.0, 7)
     assert limits.n_ctx == 64

@@ -44,6 +44,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["nonsense"],
         ("'nonsense' is not a size such as 512M or 2G", "--prompt-cache-size", "--help"),
     ),
+    "models_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--models-memory", "--help")),
     "override_kv": (["a=5"], ("'a=5' is not KEY=TYPE:VALUE with a type of int, float, bool, str", "--override-kv")),
     "max_body": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--max-body", "--help")),
     "samplers": (["top_k;nonsense"], ("unknown sampler 'nonsense'", "known are", "min_p", "--help")),

@@ -42,7 +42,7 @@ class FakeEngine:
     One event follows at each turn of the event loop.
 
     - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled; `unloaded`: names of models.
-    - `added`: models that were added, by name.
+    - `added`: models that were added, by name. `kept_alive`: times that were set.
     - `n_pins`: pins of the model that are not released.
     - `script`: may be replaced between requests.
     - `gate`: while cleared, no event follows.
@@ -53,6 +53,7 @@ class FakeEngine:
         self.requests: list[requests.Request] = []
         self.cancelled: list[str] = []
         self.unloaded: list[str] = []
+        self.kept_alive: list[float | None] = []
         self.added: dict[str, requests.ModelSource] = {}
         self.adapters: tuple[requests.AdapterInfo, ...] = ()
         self.draining = self.closed = False
@@ -67,7 +68,7 @@ class FakeEngine:
         config = self._model.config
         return (
             requests.ModelInfo(
-                name=self.name, path="/models/demo.gguf", loaded=True, created=1_790_000_000, n_ctx=config.n_ctx,
+                name=self.name, path="/models/demo.gguf", status="loaded", created=1_790_000_000, n_ctx=config.n_ctx,
                 n_ctx_train=config.n_ctx, n_vocab=config.n_vocab, n_embd=config.n_embd, n_params=2_755_008,
                 architecture=self._model.arch, file_type="Q8_0", fingerprint="llamacli-fake", adapters=self.adapters,
             ),
@@ -84,6 +85,11 @@ class FakeEngine:
         self._check(name)
         self.unloaded.append(name)
 
+    def keep_alive(self, name: str, seconds: float | None) -> None:
+        """Note the seconds in `kept_alive`."""
+        self._check(name)
+        self.kept_alive.append(seconds)
+
     def set_adapters(self, name: str, scales: requests.AdapterScales) -> None:
         """Set the scales of `adapters`."""
         self._check(name)
@@ -92,6 +98,10 @@ class FakeEngine:
     def add(self, source: requests.ModelSource) -> None:
         """Note the source in `added`."""
         self.added[source.name] = source
+
+    def offer(self, sources: Sequence[requests.ModelSource]) -> None:
+        """Put the sources into `added`."""
+        self.added = {source.name: source for source in sources}
 
     def remove(self, name: str) -> None:
         """Remove a source from `added`, or raise UnknownModelError."""

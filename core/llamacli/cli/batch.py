@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacli.cli.command import Command
+from llamacli.cli.model_sources import model_sources
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, global_options, mode_option, option, threads_option
 from llamacli.cli.output import note
-from llamacli.cli.serve import expect_packages, model_sources
+from llamacli.cli.serve import expect_packages
 from llamacli.errors import InvalidRequestError
 from llamacli.util.files import check_target, replacing
 
@@ -56,7 +57,12 @@ def batch(requests: str, models: tuple[str, ...], output: str | None, **given: A
     running = given["max_running"] or default_max_running()
     http = HttpSettings(data=work, store_size=1 << 50, store_age=None, total_slots=running, any_model=True)
     limits = EngineSettings(
-        n_ctx=given["ctx_size"] or None, max_running=running, mode=given["mode"], threads=given["threads"], step_ms=0
+        n_ctx=given["ctx_size"] or None,
+        models_max=1,
+        max_running=running,
+        mode=given["mode"],
+        threads=given["threads"],
+        step_ms=0,
     )
     failed = asyncio.run(_run(path, digest, target, model_sources(models, ()), http, limits))
     shutil.rmtree(work)

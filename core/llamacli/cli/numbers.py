@@ -78,3 +78,22 @@ class Form(click.ParamType[str]):
         if not self.pattern.fullmatch(text):
             self.fail(f"{text!r} is not {self.expected}.", param, ctx)
         return text
+
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class ByteSize(click.ParamType[int]):
+    """Number of bytes, with a unit such as 512M or 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip(), re.ASCII | re.IGNORECASE)
+        n_bytes = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
+        if n_bytes < 1:
+            self.fail(f"{value!r} is not a size such as 512M or 2G.", param, ctx)
+        return n_bytes

@@ -185,17 +185,38 @@ def warn_of_long_context(model: Model, n_ctx: int) -> None:
 class StderrHandler(logging.Handler):
     """Log handler that writes lines to the current stderr.
 
-    Records of the logger `timed`, if it is not empty, and of those below it begin with their time.
+    Records of the logger `timed`, if it is not empty, and of those below it begin with their time. With `as_json` each
+    line is an object: time, level, logger, message, what the record's attribute `fields` has, and a traceback.
     """
 
     timed = ""
+    as_json = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
+        if self.as_json:
+            click.echo(_as_json(record), err=True)
+            return
         text = record.getMessage()
         if self.timed and record.name.startswith(self.timed):
             text = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.created))} {text}"
         note(f"llamacli: {record.levelname.lower()}: {text}")
+
+
+def _as_json(record: logging.LogRecord) -> str:
+    import json
+
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    line = {
+        "time": f"{moment}.{int(record.msecs):03}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+        **getattr(record, "fields", {}),
+    }
+    if record.exc_info:
+        line["exception"] = logging.Formatter().formatException(record.exc_info)
+    return json.dumps(line, default=str)
 
 
 def log_to_stderr() -> None:

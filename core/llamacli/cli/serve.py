@@ -7,14 +7,15 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
-from llamacli.cli.numbers import Form, Integer, Number
+from llamacli.cli.model_sources import Offer, model_sources
+from llamacli.cli.numbers import ByteSize, Form, Integer, Number
 from llamacli.cli.options import (
     PATH,
     StderrHandler,
@@ -36,11 +37,11 @@ from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
 from llamacli.cli.workers import pop_workers, worker_options
-from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
-from llamacli.hub.demo import demo_path
+from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
+from llamacli.util.system import available_memory
 
 if TYPE_CHECKING:
     from llamacli.serve.http.settings import HttpSettings
@@ -51,24 +52,8 @@ if TYPE_CHECKING:
 
 _COUNT, _COUNT_OR_0 = Integer(1), Integer(0)
 _SECONDS = Number(0, 1_000_000)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MODELS_SHARE = 0.8
 _NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
-
-
-class ByteSize(click.ParamType[int]):
-    """Number of bytes, with a unit such as 512M or 2GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size."""
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip(), re.ASCII | re.IGNORECASE)
-        n_bytes = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
-        if n_bytes < 1:
-            self.fail(f"{value!r} is not a size such as 512M or 2G.", param, ctx)
-        return n_bytes
 
 
 class ReplicaRange(click.ParamType[tuple[int, int]]):
@@ -130,14 +115,29 @@ _GROUPS = {
             "Default: such requests are refused.",
         ),
         option(
-            "--models-max", metavar="N", type=_COUNT, default=1, show_default=True, help="Models in memory at once.",
+            "--models-dir", metavar="DIR", type=PATH,
+            help="Folder of models that are served: GGUF files, and subfolders with one model each.",
+        ),
+        option(
+            "--models-preset", metavar="FILE", type=PATH,
+            help="File of models with options of each, in llama-server's INI form; docs/operating.md has the keys.",
+        ),
+        option(
+            "--models-memory", metavar="SIZE", type=ByteSize(),
+            help="Memory of the weights and caches of loaded models; the least recently used one gives way. Default "
+            "with several models and without --models-max: 80 % of what is free at the start.",
+        ),
+        option("--models-max", metavar="N", type=_COUNT, help="Models in memory at once. Default: any number."),
+        option(
+            "--pin", "pins", metavar="NAME", type=_ALIAS, multiple=True,
+            help="Load this model at the start, and never unload it; may be given several times.",
         ),
         option(
             "--models-autoload/--no-models-autoload", "autoload", default=True, show_default=True,
             help="Load models when requests ask for them; without it by POST /models/load only.",
         ),
         option(
-            "--idle-unload", metavar="S", type=_SECONDS,
+            "--idle-unload", "--sleep-idle-seconds", "idle_unload", metavar="S", type=_SECONDS,
             help="Seconds without requests after which a model is unloaded. Default: never.",
         ),
         option(
@@ -241,7 +241,11 @@ _GROUPS = {
             "--api-key", "api_keys", metavar="KEY", multiple=True,
             help="Key that clients must send; may be given several times. Default: none is asked for.",
         ),
-        option("--api-key-file", type=PATH, help="Read keys from a file, one a line; # begins a comment."),
+        option(
+            "--api-key-file", type=PATH,
+            help="Read keys from a file, one a line; name=, requests=, tokens= (a minute) and streams= (at once) may "
+            "follow. It is read again when it changes; # begins a comment.",
+        ),
         option(
             "--cors-origin", "cors_origins", metavar="ORIGIN", type=_ORIGIN, multiple=True,
             help="Origin whose web pages may use the API, as https://page.example; may be given several times. "
@@ -278,6 +282,10 @@ _GROUPS = {
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
         option("--llamacpp-metrics", is_flag=True, help="Repeat metrics under llama-server's names."),
+        option(
+            "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+            help="Form of the log's lines on stderr: text, or a JSON object each.",
+        ),
         option(
             "--log-texts", is_flag=True,
             help="Log the bodies of requests, and add __verbose to replies: the prompt as the model reads it.",
@@ -327,8 +335,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     """Serve each MODEL on the API of OpenAI and of ollama.
 
     A MODEL is a file, or a short name of `llamacli list --names`; as in small=model.gguf it gets another name for
-    clients. Without one, a small demo model is served. The first is loaded at the start, others when they are asked
-    for; --lora, --draft and --mmproj are for the first. SIGTERM lets running requests end.
+    clients. Without one, and without a folder or presets, a small demo model is served. The first MODEL is loaded at
+    the start, others when they are asked for; --lora, --draft and --mmproj are for the first. SIGTERM lets running
+    requests end.
     """
     expect_packages("serve")
     with working("starting the server"):
@@ -340,29 +349,40 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     expect_one_drafter(given["lookup"], given["draft"])
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     mmproj = given["mmproj"] and Path(given["mmproj"])
-    sources = model_sources([*models, *map(model_from_hub, given["hf_repos"])], given["aliases"], lora, draft, mmproj)
+    named = [*models, *map(model_from_hub, given["hf_repos"])]
+    folder, presets, catalogue = (
+        given[name] and Path(given[name]) for name in ("models_dir", "models_preset", "catalogue")
+    )
+    offer = Offer(
+        model_sources(named, given["aliases"], lora, draft, mmproj) if named or not (folder or presets) else (),
+        folder, presets, catalogue, frozenset(given["pins"]),
+    )  # fmt: skip
+    sources = offer.read()
     workers = pop_workers(given, "prompt_cache", "slot_save_path", "ray_address", "lora", "catalogue")
     if workers is not None and len(sources) > 1:
         raise click.UsageError("--workers serves one model.")
     http, limits = http_settings(given), attrs.evolve(engine_settings(given), workers=workers)
-    if http.catalogue is not None:
-        sources += catalogued(http.catalogue, sources)
+    if folder or presets or catalogue or len(sources) > 1:
+        http, limits = attrs.evolve(http, sources=offer.read), _limited(limits)
     with listening(http.hosts, http.port) as sockets:
         port = sockets[0].getsockname()[1]
-        _log_requests()
+        _log_requests(as_json=given["log_format"] == "json")
         _warn_of_open_server(http)
         engine: LocalEngine | RayEngine
         engine = LocalEngine(sources, limits) if given["ray_address"] is None else ray_engine(sources, limits, given)
         failures: list[BaseException] = []
         loading = contextlib.ExitStack()
-        loading.enter_context(shown(Task(f"loading {sources[0].name}")))
+        first = [source for source in sources if source.pinned] or [*offer.named[:1]]
+        if first and http.autoload:
+            loading.enter_context(shown(Task(f"loading {first[0].name}")))
 
         def begin() -> None:
-            if not http.autoload:
-                loading.close()
-                note(f"llamacli: serving on {_address(http, port)}; POST /models/load loads a model")
+            if not (first and http.autoload):
+                loaded_by = "requests load" if http.autoload else "POST /models/load loads"
+                note(f"llamacli: serving {len(sources)} models on {_address(http, port)}; {loaded_by} them")
                 return
-            engine.load(sources[0].name).add_done_callback(announce)
+            for source in first:
+                engine.load(source.name).add_done_callback(announce)
 
         def announce(future: Any) -> None:
             loading.close()
@@ -382,52 +402,9 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
             raise failures[0]
 
 
-def model_sources(
-    models: Sequence[str],
-    aliases: Sequence[str],
-    adapters: Sequence[tuple[Path, float]] = (),
-    draft: Path | Literal["mtp"] | None = None,
-    mmproj: Path | None = None,
-) -> list[ModelSource]:
-    """Models of the arguments: files or short names.
-
-    A name and = may be before. The demo model for none. The first has the aliases, the adapters, the draft model and
-    the encoder of pictures. Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name
-    that is there twice.
-    """
-    from llamacli.serve.models import ModelSource
-
-    sources: list[ModelSource] = []
-    for text in models or [f"demo={demo_path()}"]:
-        name, separator, file = text.partition("=")
-        if not separator or Path(text).exists():
-            name, file = Path(text).stem if Path(text).exists() else text, text
-        own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
-        sources.append(ModelSource(name, Path(resolve_model(file)), *own))
-    drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
-    for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
-        if not more.is_file():
-            raise ModelFormatError(f"{more}: no such file")
-    names = [name for source in sources for name in (source.name, *source.aliases)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise click.UsageError(f"Two models are called {twice!r}; give another name, as in NAME={twice}.gguf.")
-    return sources
-
-
-def catalogued(folder: Path, sources: Sequence[ModelSource]) -> list[ModelSource]:
-    """Models of a catalogue but for those with names of `sources`.
-
-    Raises OSError, also if others can write to the folder.
-    """
-    from llamacli.serve.catalogue import Catalogue
-
-    taken = {name for source in sources for name in (source.name, *source.aliases)}
-    return [source for source in Catalogue(folder).sources() if source.name not in taken]
-
-
 def http_settings(given: dict[str, Any]) -> HttpSettings:
     """Settings of the HTTP layer; UsageError for options that exclude each other."""
+    from llamacli.serve.http.keys import as_keys, read_keys
     from llamacli.serve.http.page import PAGE
     from llamacli.serve.http.server import expect_certificate
     from llamacli.serve.http.settings import HttpSettings
@@ -437,11 +414,10 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     if template is not None and file is not None:
         raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
     keys = [argument(key) for key in given["api_keys"]]
+    if len(set(keys)) < len(keys):
+        raise click.UsageError("Invalid value for '--api-key': a key is there twice.")
     if key_file is not None:
-        lines = [line.partition("#")[0].strip() for line in read_file(Path(key_file)).splitlines()]
-        keys += filter(None, lines)
-        if not any(lines):
-            raise InvalidRequestError(f"{key_file}: it has no key")
+        read_keys(Path(key_file), as_keys(keys))
     for name in ("slot_save_path", "data"):
         if given[name] is not None:
             make_own_folder(Path(given[name]))
@@ -469,7 +445,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
-        api_keys=tuple(keys),
+        api_keys=keys,
+        api_key_file=key_file and Path(key_file),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or MOST_RUNNING,
         page=PAGE if given["page"] else None,
@@ -482,9 +459,8 @@ def engine_settings(given: dict[str, Any]) -> EngineSettings:
     from llamacli.tools.embedding import Pooling
 
     names = ("kv_type", "kv_memory", "max_queue", "max_queue_tokens", "max_per_key", "step_ms",
-             "queue_timeout", "request_timeout", "models_max", "idle_unload", "load_timeout", "mode", "load_mode",
-             "prompts",
-             "threads", "lookup", "draft_max")  # fmt: skip
+             "queue_timeout", "request_timeout", "models_max", "models_memory", "idle_unload",
+             "load_timeout", "mode", "load_mode", "prompts", "threads", "lookup", "draft_max")  # fmt: skip
     running = given["max_running"] or default_max_running()
     if given["rerank"] and given["pooling"] not in (None, "rank"):
         raise click.UsageError("--rerank and --pooling exclude each other.")
@@ -523,6 +499,14 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
     return RayEngine(sources[0], limits, cluster, shutdown_timeout=given["shutdown_timeout"])
 
 
+def _limited(limits: EngineSettings) -> EngineSettings:
+    """Limit the memory of several models, unless there is a limit."""
+    free = available_memory()
+    if limits.models_max is not None or limits.models_memory is not None or free is None:
+        return limits
+    return attrs.evolve(limits, models_memory=int(_MODELS_SHARE * free))
+
+
 def _template_error(loaded: LoadedModel | ModelInfo, template: str | None) -> Exception | None:
     """Error of `--chat-template`, None if there is none.
 
@@ -554,20 +538,20 @@ def _expect_packages(names: Sequence[str], command: str, distribution: str) -> N
         raise InvalidRequestError(f"{command} needs {', '.join(missing)}: pip install {distribution}")
 
 
-def _log_requests() -> None:
+def _log_requests(*, as_json: bool) -> None:
     logger = logging.getLogger("llamacli.serve")
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
     for handler in logging.getLogger("llamacli").handlers:
         if isinstance(handler, StderrHandler):
-            handler.timed = logger.name
+            handler.timed, handler.as_json = logger.name, as_json
 
 
 def _warn_of_open_server(http: HttpSettings) -> None:
     from llamacli.serve.http.middleware import is_loopback
 
     for host in http.hosts:
-        if not http.api_keys and not is_loopback(host):
+        if not (http.api_keys or http.api_key_file or is_loopback(host)):
             logging.getLogger("llamacli.serve").warning(
                 "%s can be reached from other machines, and no key is asked for: see --api-key", host
             )

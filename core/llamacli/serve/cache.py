@@ -43,6 +43,9 @@ class CacheMemory:
         if limit is None:
             free = available_memory()
             limit = self._context_bytes(wanted) if free is None else int(_SHARE * free)
+            if settings.kv_default is not None:
+                least = 0 if settings.n_ctx is None else self._context_bytes(wanted)
+                limit = min(limit, max(settings.kv_default, least))
         self.n_ctx = wanted if settings.n_ctx is not None else self._largest(wanted, limit)
         one = self._context_bytes(self.n_ctx)
         if one > limit:

@@ -7,18 +7,21 @@ import collections
 import functools
 import logging
 import queue
+import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import attrs
 
 from llamacli.errors import InvalidRequestError, LlamaCliError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
+from llamacli.serve import residency
 from llamacli.serve.errors import (
     InternalError,
     LoadingError,
@@ -108,6 +111,8 @@ class LocalEngine:
         entry = self._entry(name)
         release = functools.partial(self._unpin, entry)
         with self._lock:
+            if residency.gives_way(entry, self._entries.values(), time.monotonic()):
+                raise LoadingError(f"the model {name!r} makes room for another", retry_after=_RETRY)
             entry.n_pins += 1  # before the load ends, after which nothing keeps the model
         try:
             return LocalPin((await self._loaded_within(name)).model, release)
@@ -120,8 +125,20 @@ class LocalEngine:
         with self._lock:
             if (name := self._names.get(source.name)) is not None:
                 self._retire(name)
-            entry = Entry(source)
-            self._entries[source.name], self._names[source.name] = entry, source.name
+            self._entries[source.name] = Entry(source)
+            self._names |= dict.fromkeys((source.name, *source.aliases), source.name)
+
+    def offer(self, sources: Sequence[ModelSource]) -> None:
+        """See Engine."""
+        wanted = {source.name: source for source in sources}
+        with self._lock:
+            offered = {entry.source.name: entry for entry in self._entries.values() if not entry.removed}
+            for name, entry in offered.items():
+                if not (entry.is_fixed or name in wanted):
+                    self._retire(name)
+            for name, source in wanted.items():
+                if name not in offered or not (offered[name].is_fixed or offered[name].source == source):
+                    self.add(source)
 
     def remove(self, name: str) -> None:
         """See Engine."""
@@ -135,12 +152,19 @@ class LocalEngine:
         if entry.is_fixed:
             raise InvalidRequestError(f"the model {name!r} was named when the server was started")
         entry.removed = True
-        del self._names[name], self._entries[name]
+        self._names = {alias: known for alias, known in self._names.items() if known != name}
+        del self._entries[name]
         self._entries[f"{name} removed {id(entry)}"] = entry
 
     def unload(self, name: str) -> None:
         """See Engine."""
         self._command(functools.partial(self._unload, self._entry(name)))
+
+    def keep_alive(self, name: str, seconds: float | None) -> None:
+        """See Engine."""
+        self._entry(name).keep_alive = seconds
+        with self._wake:
+            self._wake.notify_all()
 
     def set_adapters(self, name: str, scales: AdapterScales) -> None:
         """See Engine."""
@@ -188,14 +212,19 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """See Engine."""
-        loaded = {entry.source.name: entry.loaded for _, entry in self._items() if entry.loaded}
+        entries = [entry for _, entry in self._items()]
+        loaded = {entry.source.name: entry.loaded for entry in entries if entry.loaded}
         if self._draining or self._stopping:
             status = "draining"
         elif self._is_stuck():
             status = "stuck"
         else:
-            status = "ok" if loaded or not any(entry.loading for _, entry in self._items()) else "loading"
-        return EngineStats(status, {name: one.scheduler.stats() for name, one in loaded.items()})
+            status = "ok" if loaded or not any(entry.loading for entry in entries) else "loading"
+        return EngineStats(
+            status,
+            {name: one.scheduler.stats() for name, one in loaded.items()},
+            {entry.source.name: entry.load_stats for entry in entries if not entry.removed},
+        )
 
     async def drain(self, timeout: float) -> None:
         """See Engine."""
@@ -256,7 +285,7 @@ class LocalEngine:
             raise
         except (LlamaCliError, MemoryError, OSError) as error:
             _log.error("the model %r cannot be loaded", name, exc_info=error)
-            raise InternalError(f"the model {name!r} cannot be loaded: the server's log says why") from error
+            raise InternalError(f"the model {name!r} cannot be loaded: {_reason(error)}") from error
 
     def _unpin(self, entry: Entry) -> None:
         with self._wake:
@@ -300,30 +329,41 @@ class LocalEngine:
 
     def _load_entry(self, entry: Entry) -> LoadedModel:
         try:
-            self._make_room()
+            self._make_room(entry)
             started = time.monotonic()
             loaded = served.load(entry.source, self.settings, self._load, self._sampling)
             _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]
                 loaded.used = max(busy, default=0.0)
-                entry.loaded, entry.touched_at = loaded, time.monotonic()
+                entry.loaded, entry.sleeps, entry.failure = loaded, False, ""
+                entry.touched_at = entry.loaded_at = time.monotonic()
+                entry.n_loads += 1
             return loaded
+        except (LlamaCliError, MemoryError, OSError) as error:
+            if not isinstance(error, LoadingError):
+                entry.failure, entry.n_failures = _reason(error), entry.n_failures + 1
+            raise
         finally:
             with self._lock:  # `load` holds it until the future is set
                 entry.loading = None
 
-    def _make_room(self) -> None:
-        """Unload idle models, the least recently used first, for one more."""
+    def _make_room(self, entry: Entry) -> None:
+        """Unload idle models, the least recently used first, for one more.
+
+        Raises ModelTooLargeError, and LoadingError while all are in use.
+        """
         while True:
             with self._lock:
-                entries = [entry for entry in self._entries.values() if entry.loaded]
-                if len(entries) < self.settings.models_max:
+                loaded = [one for one in self._entries.values() if one.loaded]
+                residency.expect_fit(entry, loaded, self.settings)
+                if residency.has_room(entry, loaded, self.settings):
+                    entry.waits_since = None
                     return
-                idle = [entry for entry in entries if not entry.in_use]
-                if not idle:
+                oldest = residency.least_recently_used(loaded)
+                if oldest is None:
+                    entry.waits_since = entry.waits_since or time.monotonic()
                     raise LoadingError("all models that fit are in use", retry_after=_RETRY)
-                oldest = min(idle, key=lambda entry: entry.touched_at)
             done = self._command(functools.partial(self._unload, oldest))
             while not wait([done], _IDLE).done:
                 if self._stopping:
@@ -335,7 +375,8 @@ class LocalEngine:
         while True:
             with self._wake:
                 if self._commands.empty() and not self._is_busy() and not self._stopping:
-                    self._wake.wait(min(_IDLE, max(_POLL, (self.settings.idle_unload or _IDLE) / 4)))
+                    limits = [entry.idle_limit(self.settings.idle_unload) for entry in self._entries.values()]
+                    self._wake.wait(min(_IDLE, max(_POLL, min(limits, default=_IDLE) / 4)))
                 if self._stopping:
                     break
             while not self._commands.empty():
@@ -374,13 +415,13 @@ class LocalEngine:
             with self._lock:
                 if entry.loaded is None and entry.loading is None:
                     del self._entries[key]
-        limit, now = self.settings.idle_unload, time.monotonic()
-        if limit is not None:
-            for _, entry in self._items():
-                if entry.in_use:
-                    entry.touched_at = now
-                elif entry.loaded and now - entry.touched_at > limit:
-                    self._unload(entry)
+        now = time.monotonic()
+        for _, entry in self._items():
+            if entry.loaded and entry.in_use:
+                entry.touched_at = now
+            elif entry.loaded and now - entry.touched_at > entry.idle_limit(self.settings.idle_unload):
+                self._unload(entry)
+                entry.sleeps = entry.loaded is None
 
     def _unload(self, entry: Entry) -> None:
         """Unload a model if it is idle."""
@@ -403,6 +444,13 @@ class LocalEngine:
                 stack = "".join(traceback.format_stack(frame)) if frame else "the thread has ended\n"
                 _log.critical("no step for %g seconds; the engine is at\n%s", self.settings.stuck_after, stack)
             self._stopped.wait(min(_IDLE, max(_POLL, self.settings.stuck_after / 4)))
+
+
+def _reason(error: BaseException) -> str:
+    """Message of an error, without the folders of files."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {Path(error.filename).name}" if error.filename else error.strerror
+    return re.sub(r"(?<![\w.])/(?:[^\s:]+/)+", "", str(error)) or type(error).__name__
 
 
 def _deliver(events: Sequence[tuple[RequestState, Event]]) -> None:

@@ -150,6 +150,12 @@ class QueueFullError(ServeError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
 
+class RateLimitError(ServeError):
+    """The API key has reached a limit of its own."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
 class QueueTimeoutError(ServeError):
     """The request has waited too long and was not begun."""
 
@@ -160,6 +166,12 @@ class LoadingError(ServeError):
     """The model is being loaded."""
 
     status, type, code = 503, "unavailable_error", "loading"
+
+
+class ModelTooLargeError(ServeError):
+    """The model does not fit into the memory for models."""
+
+    status, type, code = 507, "server_error", "model_too_large"
 
 
 class StageLostError(ServeError):

@@ -111,15 +111,28 @@ class ModelStats:
 
 
 @attrs.frozen
+class LoadStats:
+    """Loads of a model that succeeded and failed.
+
+    `n_bytes` is the memory that it may take now.
+    """
+
+    loads: int
+    failures: int
+    n_bytes: int
+
+
+@attrs.frozen
 class EngineStats:
     """Numbers of the engine.
 
     `status` is "ok", "loading" (no model can run yet), "draining" or "stuck" (no step for too long while requests
-    run). `models` has those loaded, by name.
+    run). `models` has those loaded, by name, `loads` all.
     """
 
     status: str
     models: Mapping[str, ModelStats]
+    loads: Mapping[str, LoadStats] = attrs.field(factory=dict)
 
 
 class Counters:

@@ -7,7 +7,8 @@ import hashlib
 import importlib.metadata
 import logging
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
 from llamacli.serve.drafts import DraftSource
-from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
+from llamacli.serve.metrics import LoadStats
+from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo, ModelStatus
 from llamacli.serve.requests import ModelSource as ModelSource
 from llamacli.serve.sampling_pool import SamplingPool
 from llamacli.serve.scheduler import Scheduler
@@ -35,13 +37,16 @@ Load = Callable[..., Model]
 
 _log = logging.getLogger(__name__)
 
+_LEAST_CACHE = 64 << 20
+_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
+
 
 @attrs.define(eq=False)
 class LoadedModel:
     """Model in memory, with its scheduler.
 
     `info` describes it. `used` are the seconds that its steps have taken, by which models take turns. `draft` is its
-    draft model.
+    draft model. `n_bytes` is the memory of its weights, and of its cache when that is full.
     """
 
     model: Model
@@ -49,6 +54,7 @@ class LoadedModel:
     info: ModelInfo
     used: float = 0.0
     draft: Model | None = None
+    n_bytes: int = 0
 
     def close(self) -> None:
         """Free the cache and the models."""
@@ -64,6 +70,10 @@ class Entry:
 
     - `loading`: the load that is under way, None if none is.
     - `touched_at`: time of its last use. `n_pins`: calls that need it loaded, or wait for that.
+    - `loaded_at`: time of its last load. `waits_since`: time from which a load has waited for room, None if none does.
+    - `keep_alive`: seconds without use after which it is unloaded, None for those of its source or of the settings.
+    - `sleeps`: it was unloaded because nobody used it. `failure`: the error of its last load, "" if that succeeded.
+    - `n_loads`, `n_failures`: loads that succeeded and failed.
     - `adapters`: its LoRA adapters, with the scales of now.
     - `removed`: it is no longer offered, and goes once it is idle.
     """
@@ -72,8 +82,15 @@ class Entry:
     loaded: LoadedModel | None = None
     loading: Future[LoadedModel] | None = None
     touched_at: float = 0.0
+    loaded_at: float = 0.0
+    waits_since: float | None = None
     n_pins: int = 0
     removed: bool = False
+    keep_alive: float | None = None
+    sleeps: bool = False
+    failure: str = ""
+    n_loads: int = 0
+    n_failures: int = 0
     adapters: tuple[AdapterInfo, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -96,8 +113,23 @@ class Entry:
     @property
     def info(self) -> ModelInfo:
         """Description of the model."""
-        info = self.loaded.info if self.loaded else unloaded_info(self.source)
+        if self.loaded:
+            info = self.loaded.info
+        else:
+            status: ModelStatus = "loading" if self.loading else "sleeping" if self.sleeps else "unloaded"
+            info = attrs.evolve(unloaded_info(self.source), status=status, failure=self.failure)
         return attrs.evolve(info, adapters=self.adapters) if self.adapters else info
+
+    @property
+    def load_stats(self) -> LoadStats:
+        """Numbers of its loads."""
+        return LoadStats(self.n_loads, self.n_failures, self.loaded.n_bytes if self.loaded else 0)
+
+    def idle_limit(self, default: float | None) -> float:
+        """Seconds without use after which the model is unloaded, infinity for never."""
+        given = (self.keep_alive, self.source.keep_alive, default)
+        limit = next((seconds for seconds in given if seconds is not None), math.inf)
+        return math.inf if limit < 0 or self.source.pinned else limit
 
     def set_adapters(self, scales: AdapterScales) -> None:
         """Set the scales of adapters; those that are not listed get 0.
@@ -119,11 +151,47 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
     return ModelInfo(
         name=source.name,
         path=str(source.path),
-        loaded=False,
+        status="unloaded",
         created=created,
         aliases=source.aliases,
         n_bytes=n_bytes,
         preset=source.preset,
+    )
+
+
+def weight_bytes(source: ModelSource) -> int:
+    """Bytes of a model's files: weights, adapters, draft model and encoder.
+
+    Files that are not there count nothing; their load says so.
+    """
+    more = [source.draft if isinstance(source.draft, Path) else None, source.mmproj]
+    files = [source.path, *(path for path, _ in source.adapters), *filter(None, more)]
+    return sum(size for file in files for size in _sizes(file))
+
+
+def _sizes(path: Path) -> Iterable[int]:
+    """Sizes of a model's parts, or of a folder's tensors."""
+    found = _PART.fullmatch(path.name)
+    if path.is_dir():
+        parts = [*path.glob("*.safetensors")]
+    elif found is not None:
+        parts = [path.with_name(f"{found[1]}-{n + 1:05}-of-{found[2]}.gguf") for n in range(int(found[2]))]
+    else:
+        parts = [path]
+    return (part.stat().st_size for part in parts if part.is_file())
+
+
+def own_settings(source: ModelSource, settings: EngineSettings) -> EngineSettings:
+    """Settings with those of a model, and the memory of its cache.
+
+    With a limit of the memory of models a cache has half the bytes of the weights, at least 64 MiB, unless it is given.
+    """
+    default = None if settings.models_memory is None else max(_LEAST_CACHE, weight_bytes(source) // 2)
+    return attrs.evolve(
+        settings,
+        n_ctx=source.n_ctx or settings.n_ctx,
+        kv_memory=source.kv_memory or settings.kv_memory,
+        kv_default=default,
     )
 
 
@@ -134,6 +202,7 @@ def load(
 
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
+    settings, n_weights = own_settings(source, settings), weight_bytes(source)
     with contextlib.ExitStack() as opened:
         given: dict[str, Any] = {
             "load": settings.load_mode, "overrides": settings.overrides, "prompts": settings.prompts,
@@ -158,7 +227,8 @@ def load(
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
             encoder=None if encoder is None else model.media_encoder,
         )
-        loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft)
+        n_bytes = n_weights + scheduler.memory.max_bytes
+        loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft, n_bytes=n_bytes)
         opened.pop_all()
         return loaded
 
@@ -220,7 +290,7 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
     return attrs.evolve(
         unloaded,
         n_bytes=unloaded.n_bytes + (Path(encoder.metadata.source).stat().st_size if encoder else 0),
-        loaded=True,
+        status="loaded",
         n_ctx=scheduler.memory.n_ctx,
         n_ctx_train=config.context_length,
         n_vocab=config.n_vocab,

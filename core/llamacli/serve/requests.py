@@ -6,7 +6,7 @@ fields and of the model; of nothing else that runs, of no timing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -368,6 +368,9 @@ class ModelSource:
     `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
     model's own multi-token-prediction head. `mmproj` is the file of the encoder of pictures, None for the one beside
     the model. `preset` are defaults of its requests.
+
+    - `n_ctx`, `kv_memory`, `keep_alive`: in the place of the server's settings; None for those.
+    - `pinned`: it stays loaded. `stamp`: changes with the file, for sources that are read again.
     """
 
     name: str
@@ -377,6 +380,14 @@ class ModelSource:
     draft: Path | Literal["mtp"] | None = None
     mmproj: Path | None = None
     preset: Preset | None = None
+    n_ctx: int | None = None
+    kv_memory: int | None = None
+    keep_alive: float | None = None
+    pinned: bool = False
+    stamp: str = ""
+
+
+ModelStatus = Literal["unloaded", "sleeping", "loading", "loaded"]
 
 
 @attrs.frozen
@@ -385,7 +396,8 @@ class ModelInfo:
 
     - `name`: the served name; `aliases`: other names for it.
     - `path`: its file.
-    - `loaded`: true if it can run at once.
+    - `status`: it can run at once ("loaded"), is being loaded, was unloaded because nobody used it ("sleeping"), or is
+      not loaded for another reason. `failure`: the error of its last load, "" if that succeeded.
     - `created`: time of the file's last change, in seconds since 1970.
     - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
     - `n_params`, `n_bytes`: parameters, and bytes of the file; those of the encoder's too once it is loaded.
@@ -399,7 +411,7 @@ class ModelInfo:
 
     name: str
     path: str
-    loaded: bool
+    status: ModelStatus
     created: int
     aliases: tuple[str, ...] = ()
     n_ctx: int | None = None
@@ -419,6 +431,12 @@ class ModelInfo:
     sees: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
     preset: Preset | None = None
+    failure: str = ""
+
+    @property
+    def loaded(self) -> bool:
+        """True if it can run at once."""
+        return self.status == "loaded"
 
     @property
     def adapter_scales(self) -> AdapterScales:
@@ -482,6 +500,12 @@ class Engine(Protocol):
         one model.
         """
 
+    def offer(self, sources: Sequence[ModelSource]) -> None:
+        """Offer these models, and no others but those of the start.
+
+        A model that has changed is loaded anew by the next request for it. Raises NotSupportedError as `add` does.
+        """
+
     def remove(self, name: str) -> None:
         """Offer a model that was added no longer.
 
@@ -493,6 +517,12 @@ class Engine(Protocol):
         """Unload a model at the next step, unless it is in use.
 
         Raises UnknownModelError.
+        """
+
+    def keep_alive(self, name: str, seconds: float | None) -> None:
+        """Set the time after which a model that nobody uses is unloaded.
+
+        None is that of the server's settings, below 0 never. Raises UnknownModelError.
         """
 
     def set_adapters(self, name: str, scales: AdapterScales) -> None:

@@ -52,7 +52,8 @@ class EngineSettings:
     - `n_ctx`: tokens of a context, None for the model's own length, or what the cache's memory holds.
     - `kv_type`: type of cached keys and values, as for `Model.create_session`.
     - `kv_memory`: bytes of a model's cache, with those of its drafters, None for as many as contexts of all sequences
-      at once take, up to a share of the memory that is free after loading.
+      at once take, up to a share of the memory that is free after loading, and up to `kv_default`, if that is given and
+      holds a context of `n_ctx` tokens.
     - `max_running`: sequences that run at once.
     - `extra_running`: further sequences, while a step of all of them takes at most half of `step_ms`.
     - `max_queue`, `max_queue_tokens`: requests that wait, and tokens of their prompts.
@@ -61,7 +62,7 @@ class EngineSettings:
     - `max_tokens`: limit of the tokens of a text, None for the rest of the context.
     - `queue_timeout`: seconds after which a waiting request fails.
     - `request_timeout`: seconds after which a text ends with the reason "length", None for no limit.
-    - `models_max`: models loaded at once.
+    - `models_max`: models loaded at once; `models_memory`: bytes of their weights and caches. None for no limit.
     - `idle_unload`: seconds without a request after which a model is unloaded, None for never.
     - `load_timeout`: seconds that a request waits for its model to be loaded.
     - `stuck_after`: seconds without a step, while requests run, after which the engine counts as stuck.
@@ -76,6 +77,7 @@ class EngineSettings:
     n_ctx: int | None = attrs.field(default=None, validator=_at_least(1))
     kv_type: KVTypes | None = None
     kv_memory: int | None = attrs.field(default=None, validator=_at_least(1))
+    kv_default: int | None = None
     max_running: int = attrs.field(factory=default_max_running, validator=_at_most_a_batch)
     extra_running: int = attrs.field(default=0, validator=_at_least(0))
     max_queue: int = attrs.field(default=64, validator=_at_least(0))
@@ -85,7 +87,8 @@ class EngineSettings:
     max_tokens: int | None = attrs.field(default=None, validator=_at_least(1))
     queue_timeout: float = attrs.field(default=300.0, validator=_at_least(0))
     request_timeout: float | None = attrs.field(default=None, validator=_at_least(0))
-    models_max: int = attrs.field(default=1, validator=_at_least(1))
+    models_max: int | None = attrs.field(default=None, validator=_at_least(1))
+    models_memory: int | None = attrs.field(default=None, validator=_at_least(1))
     idle_unload: float | None = attrs.field(default=None, validator=_at_least(0))
     load_timeout: float = attrs.field(default=120.0, validator=_at_least(0))
     stuck_after: float = attrs.field(default=30.0, validator=_at_least(0))

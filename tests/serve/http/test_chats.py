@@ -57,7 +57,7 @@ def prepare(model: Model, shared: Callable[[str], Path]) -> Callable[..., Prompt
     def make(template: str, **fields: Any) -> tuple[Prompt, ChatRequest]:
         source = shared(f"templates/{template}.jinja").read_text()
         request = convert({"messages": HI, **fields}, ChatRequest)
-        info = ModelInfo(name="demo", path="", loaded=True, created=0, n_ctx=4096)
+        info = ModelInfo(name="demo", path="", status="loaded", created=0, n_ctx=4096)
         return chat_prompt(request, model, info, HttpSettings(template=source)), request
 
     return make

@@ -179,7 +179,7 @@ def test_adapters_are_set_by_an_array(http) -> None:
 def test_models_that_only_a_request_of_their_own_loads(serve, fake, monkeypatch) -> None:
     """`--no-models-autoload`, and the properties of llama-server's router."""
     http, (info,) = serve(autoload=False, models_max=3), fake.models()
-    asleep = tuple(attrs.evolve(info, name=name, loaded=False) for name in (info.name, "other"))
+    asleep = tuple(attrs.evolve(info, name=name, status="unloaded") for name in (info.name, "other"))
     monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
     props = http.send("/props").json
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
@@ -198,7 +198,7 @@ def test_properties_of_a_model_keep_it_asleep(serve, fake, monkeypatch) -> None:
     awake = http.send("/props").json
     assert awake["is_sleeping"] is False
     wait_for(lambda: not fake.n_pins)
-    asleep = tuple(attrs.evolve(info, loaded=False, fingerprint="") for info in infos)
+    asleep = tuple(attrs.evolve(info, status="unloaded", fingerprint="") for info in infos)
     monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
     monkeypatch.setattr(fake, "pin", None, raising=False)
     assert http.send("/props").json == {**awake, "is_sleeping": True}

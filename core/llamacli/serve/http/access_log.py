@@ -12,6 +12,7 @@ _log = logging.getLogger("llamacli.serve.access")
 class AccessLine:
     """Line of one request in the log.
 
+    Its record has the attribute `fields` for structured logs.
     `fields` are numbers and names that the endpoint adds, such as tokens and times.
     """
 
@@ -31,7 +32,11 @@ class AccessLine:
         details = "".join(f" {name}={_shown(value)}" for name, value in self.fields.items())
         status = self.status or "disconnected"
         name = _shown(self.request_id)
-        _log.info("%s %s %s %.3fs id=%s%s", self.method, _shown(self.path), status, self.seconds, name, details)
+        seconds = self.seconds
+        given = {"method": self.method, "path": self.path, "status": status, "seconds": round(seconds, 6)}
+        extra = {"fields": {**given, "id": self.request_id, **self.fields}}
+        text = "%s %s %s %.3fs id=%s%s"
+        _log.info(text, self.method, _shown(self.path), status, seconds, name, details, extra=extra)
 
 
 def _shown(value: Any) -> str:

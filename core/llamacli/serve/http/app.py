@@ -27,6 +27,7 @@ from llamacli.serve.http.page import Page
 from llamacli.serve.http.routes import APIS, ROUTES, ApiRoute
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
+from llamacli.serve.http.tracing import Traces, traces_of_environment
 from llamacli.serve.requests import Engine
 
 LAG_INTERVAL_S = 0.5
@@ -37,14 +38,14 @@ _log = logging.getLogger(__name__)
 
 def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
     """ASGI app that serves an engine; the engine's owner closes it."""
-    server = Server(engine, settings or HttpSettings())
+    server, traces = Server(engine, settings or HttpSettings()), traces_of_environment()
     starlette = Starlette(
         routes=list(_routes(server)),
-        lifespan=lambda _: _lifespan(server),
+        lifespan=lambda _: _lifespan(server, traces),
         exception_handlers={HTTPException: _http_error},  # type: ignore[dict-item]
     )
     starlette.router.redirect_slashes = False
-    return wrap(starlette, server.settings)
+    return wrap(starlette, server.settings, traces)
 
 
 class MethodNotAllowed:
@@ -115,7 +116,7 @@ async def root(call: Call) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(server: Server) -> AsyncIterator[None]:
+async def _lifespan(server: Server, traces: Traces | None) -> AsyncIterator[None]:
     """Go on with stored work, and keep watch, while the app runs."""
     watches = [asyncio.create_task(_measure_lag(server)), asyncio.create_task(_expire(server))]
     if server.store.unfinished("response"):
@@ -132,6 +133,8 @@ async def _lifespan(server: Server) -> AsyncIterator[None]:
         for watch in watches:
             watch.cancel()
         await server.jobs.close()
+        if traces is not None:
+            await server.run(traces.close)
         server.close()
 
 

@@ -19,11 +19,11 @@ import attrs
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
+from llamacli.errors import LlamaCliError
 from llamacli.model import Model
 from llamacli.serve.catalogue import Catalogue
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import (
-    ApiKeyError,
     BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -38,7 +38,8 @@ from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.inner import Exchange
 from llamacli.serve.http.jobs import Jobs
-from llamacli.serve.http.middleware import has_key, send_error, send_response
+from llamacli.serve.http.keys import ApiKey, Keys
+from llamacli.serve.http.middleware import send_error, send_response
 from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.schemas.foreign import unknown_fields
 from llamacli.serve.http.settings import HttpSettings
@@ -97,7 +98,7 @@ class Server:
     `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
     and schemas, which may take longer.
     `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
-    leave with the server, `jobs` runs what outlives their requests.
+    leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys.
     """
 
     engine: Engine
@@ -111,11 +112,16 @@ class Server:
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
     jobs: Jobs = attrs.field(factory=Jobs)
     catalogue: Catalogue | None = attrs.field(init=False)
+    keys: Keys = attrs.field(init=False)
     store: Store = attrs.field(init=False)
 
     @catalogue.default
     def _catalogue(self) -> Catalogue | None:
         return None if self.settings.catalogue is None else Catalogue(self.settings.catalogue)
+
+    @keys.default
+    def _keys(self) -> Keys:
+        return Keys(self.settings.api_keys, self.settings.api_key_file)
 
     @store.default
     def _store(self) -> Store:
@@ -125,6 +131,19 @@ class Server:
         """Call a function in the pool."""
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.pool, call)
+
+    async def reload(self) -> None:
+        """Read the sources of models again.
+
+        Those in use go on until they are idle. Raises BadRequestError if they cannot be read, and then nothing changes.
+        """
+        if self.settings.sources is None:
+            return
+        try:
+            sources = await self.run(self.settings.sources)
+        except (LlamaCliError, OSError) as error:
+            raise BadRequestError(f"the models cannot be read again: {error}") from error
+        self.engine.offer(sources)
 
     def find_model(self, name: str | None) -> ModelInfo:
         """Model of a name or alias; the first one for no name.
@@ -173,6 +192,7 @@ class Call:
         self.request_id: str = scope["state"]["request_id"]
         self.access: AccessLine = scope["state"]["access"]
         self.key = self.owner = ""
+        self.api_key: ApiKey | None = None
         self.background = False
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
@@ -227,17 +247,15 @@ class Call:
         inner: Exchange | None = self.scope["state"].get("exchange")
         if inner is not None:
             self.key, self.owner, self.background = inner.key, inner.owner, inner.background
+            self.api_key = self.server.keys.of(self.owner)
             return
-        keys = self.settings.api_keys
-        if not keys:
+        self.api_key = self.server.keys.find(self.headers)
+        if self.api_key is None:
             client = self.scope.get("client")
             self.key = client[0] if client else ""
             return
-        found = has_key(self.headers, keys)
-        if found is None:
-            raise ApiKeyError("the API key is missing or wrong: send the header Authorization: Bearer KEY")
-        self.key = self.owner = hashlib.sha256(found.encode()).hexdigest()[:12]
-        self.access.fields["key"] = self.key
+        self.key = self.owner = self.api_key.owner
+        self.access.fields["key"] = self.api_key.name
 
     async def body(self, kind: Any) -> Any:
         """Body of the request, checked against a schema.
@@ -419,6 +437,7 @@ class Call:
                 raise first.error
             assert isinstance(first, Admitted)
             self.access.fields["queue"] = first.queue_s
+            self._use("prompt", sum(map(len, request.prompts)))
             yield self._noted(events)
         finally:
             stream.cancel()
@@ -437,6 +456,7 @@ class Call:
                     reasons.append(event.reason)
                 case Done():
                     usage = event.usage
+                    self._use("generated", usage.generated)
                     fields |= {"prompt": usage.prompt, "cached": usage.cached, "generated": usage.generated}
                     fields |= {"finish": ",".join(dict.fromkeys(reasons))} if reasons else {}
                     if event.timings.n_preempted:
@@ -445,6 +465,12 @@ class Call:
             if isinstance(event, Done):
                 return
         raise DisconnectedError
+
+    def _use(self, kind: str, n_tokens: int) -> None:
+        """Count tokens of the request's key."""
+        if self.api_key is not None:
+            self.server.keys.use(self.api_key, n_tokens)
+            self.server.metrics.count_tokens(self.api_key.name, kind, n_tokens)
 
     @functools.cached_property
     def _gone(self) -> asyncio.Task[None]:
@@ -593,10 +619,12 @@ class Endpoint:
         try:
             if not route.public:
                 call.check_key()
-            if route.queued and not call.background:
-                self._server.engine.expect_room()
             handler, kind = loaded(route.handler)
-            await (handler(call) if kind is None else handler(call, await call.body(kind)))
+            limited = route.queued and "exchange" not in scope["state"]  # those of a batch have begun already
+            with self._server.keys.admitted(call.api_key if limited else None):
+                if route.queued and not call.background:
+                    self._server.engine.expect_room()
+                await (handler(call) if kind is None else handler(call, await call.body(kind)))
         except DisconnectedError:
             return
         except Exception as error:
@@ -607,4 +635,5 @@ class Endpoint:
                 await call.fail(failure)
         finally:
             call.close()
-            self._server.metrics.count(route.name, call.access.status, call.access.fields.get("finish", ""))
+            fields = call.access.fields
+            self._server.metrics.count(route.name, call.access.status, fields.get("finish", ""), fields.get("key"))

@@ -74,6 +74,11 @@ _LLAMACPP: dict[str, tuple[str, str, Callable[[ModelStats], float]]] = {
     ),
 }  # fmt: skip
 """Kind, help and value of metrics of llama-server, without its prefix, from the numbers of a model."""
+_LOADS = {
+    "loads": ("model_loads", "Loads of a model."),
+    "failures": ("model_load_failures", "Loads of a model that failed."),
+    "n_bytes": ("model_bytes", "Memory of a loaded model's weights, and of its cache when that is full."),
+}
 _LARGEST = ("n_tokens_max", "n_busy_slots_per_decode")
 """Those of which the model with the largest counts; others are sums."""
 
@@ -89,19 +94,29 @@ class HttpMetrics:
         self.registry = CollectorRegistry()
         labels = ["endpoint", "status", "finish_reason"]
         self._requests = Counter("llamacli_requests", "Requests by outcome.", labels, registry=self.registry)
+        self._key_requests = Counter(
+            "llamacli_key_requests", "Requests by key.", ["key", "status"], registry=self.registry
+        )
+        self._key_tokens = Counter("llamacli_key_tokens", "Tokens by key.", ["key", "kind"], registry=self.registry)
         self._lag = Histogram(
             "llamacli_loop_lag_seconds", "Delay of the event loop.", buckets=LAG_SECONDS, registry=self.registry
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-    def count(self, endpoint: str, status: int | None, finish_reason: str) -> None:
-        """Count a request.
+    def count(self, endpoint: str, status: int | None, finish_reason: str, key: str | None = None) -> None:
+        """Count a request, by the name of its key too.
 
         A status of None is a client that left before its response; `finish_reason` is "" where no text was generated.
         """
         shown = "disconnected" if status is None else str(status)
         self._requests.labels(endpoint, shown, finish_reason).inc()
+        if key is not None:
+            self._key_requests.labels(key, shown).inc()
+
+    def count_tokens(self, key: str, kind: str, n: int) -> None:
+        """Count tokens of a key's prompts ("prompt") or replies ("generated")."""
+        self._key_tokens.labels(key, kind).inc(n)
 
     def observe_lag(self, seconds: float) -> None:
         """Count a delay of the event loop."""
@@ -133,6 +148,12 @@ class EngineCollector(Collector):
                 for value, count in getattr(one, field).items():
                     counter.add_metric([model, value], count)
             yield counter
+        for field, (name, text) in _LOADS.items():
+            kind = GaugeMetricFamily if field == "n_bytes" else CounterMetricFamily
+            family = kind(f"llamacli_{name}", text, labels=["model"])
+            for model, load in self._stats.loads.items():
+                family.add_metric([model], getattr(load, field))
+            yield family
         yield from self._histograms()
 
     def _histograms(self) -> Iterator[Metric]:

@@ -93,7 +93,7 @@ def _role(call: Call) -> dict[str, Any]:
     """Properties of llama-server's router, where there are several models."""
     if len(call.server.engine.models()) == 1:
         return {}
-    return {"role": "router", "max_instances": call.settings.models_max, "models_autoload": call.settings.autoload}
+    return {"role": "router", "max_instances": call.settings.models_max or 0, "models_autoload": call.settings.autoload}
 
 
 async def _props(call: Call) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Request ids, Host check, CORS, access log, last line of defence.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.errors import as_serve_error, error_body, headers_of
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
+from llamacli.serve.http.tracing import Traces
 
 MAX_REQUEST_ID = 128
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -33,11 +33,11 @@ class RequestContext:
 
     Gives each request an id (the client's own if it is short and printable) and a line in the access log, in the
     scope's state under `request_id` and `access`. An exception that gets here is answered with 500, without its text;
-    after the response has begun the connection is cut.
+    after the response has begun the connection is cut. `traces` record what the log has.
     """
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    def __init__(self, app: ASGIApp, traces: Traces | None = None):
+        self._app, self._traces = app, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -64,6 +64,8 @@ class RequestContext:
                 await send_error(scope, send_with_id, failure)
         finally:
             access.write()
+            if self._traces is not None:
+                self._traces.record(access, Headers(scope=scope))
 
 
 class HostCheck:
@@ -137,12 +139,12 @@ def _is_local(origin: str) -> bool:
         return False
 
 
-def wrap(app: ASGIApp, settings: HttpSettings) -> ASGIApp:
+def wrap(app: ASGIApp, settings: HttpSettings, traces: Traces | None = None) -> ASGIApp:
     """Put the middleware that the settings ask for around an app."""
     app = Cors(app, settings.cors_origins) if settings.cors_origins else app
     if all(map(is_loopback, settings.hosts)):
         app = HostCheck(app, {*LOOPBACK_NAMES, *settings.hosts, *settings.allowed_hosts})
-    return RequestContext(app)
+    return RequestContext(app, traces)
 
 
 def is_loopback(host: str) -> bool:
@@ -156,17 +158,6 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
-
-
-def has_key(headers: Headers, keys: Iterable[str]) -> str | None:
-    """API key that a request sends, compared in constant time, or None."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    found = None
-    for key in keys:
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
-            found = key
-    return found
 
 
 async def send_response(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:

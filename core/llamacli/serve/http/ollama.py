@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -52,6 +53,9 @@ from llamacli.serve.requests import (
     ToolCallDelta,
 )
 
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smh]|)", re.ASCII)
+_DURATION = re.compile(rf"(?P<sign>-?)(?P<parts>(?:{_PART.pattern})+)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600}
 _AT_ONCE = (0, "0", "0s", "0m", "0h")
 """Values of `keep_alive` that unload a model."""
 
@@ -67,7 +71,7 @@ async def chat(call: Call, request: OllamaChat) -> None:
         **_parameters(request),
         **_thinking(request),
     )
-    await _check_context(call, request)
+    await _check(call, request)
     await _reply(call, request, await prepared(call, chat), "message")
 
 
@@ -80,7 +84,7 @@ async def generate(call: Call, request: OllamaGenerate) -> None:
     if not request.prompt and not request.images:
         await _load(call, request, "response")
         return
-    await _check_context(call, request)
+    await _check(call, request)
     wanted: ChatRequest | CompletionRequest
     if request.raw or request.suffix or not await _has_template(call, request.model):
         if request.images:
@@ -101,6 +105,7 @@ async def generate(call: Call, request: OllamaGenerate) -> None:
 async def embed(call: Call, request: OllamaEmbed) -> None:
     """Vectors of texts."""
     started = time.monotonic_ns()
+    _keep_alive(call, request.model, request.keep_alive)
     texts: Prompt = request.input if isinstance(request.input, str) else list(request.input)
     reply, info = await embedded(call, request.model, texts, request.dimensions, -1 if request.truncate else None)
     await call.respond(
@@ -116,6 +121,7 @@ async def embed(call: Call, request: OllamaEmbed) -> None:
 
 async def embeddings(call: Call, request: OllamaEmbeddings) -> None:
     """Vector of one text, in the older form."""
+    _keep_alive(call, request.model, request.keep_alive)
     reply, _ = await embedded(call, request.model, request.prompt)
     await call.respond({"embedding": reply.vectors[0].tolist()})
 
@@ -238,11 +244,28 @@ def _thinking(request: OllamaBase) -> dict[str, Any]:
     return {"reasoning_effort": request.think} if request.think else {}
 
 
-async def _check_context(call: Call, request: OllamaBase) -> None:
-    """Refuse a context longer than the server's.
+def _keep_alive(call: Call, name: str | None, given: str | float | None) -> None:
+    """Set the time after which the model of a request is unloaded.
+
+    It is in seconds, or a duration such as 5m or 1h30m; below 0 is never. A request without it has the server's. Raises
+    BadRequestError, UnknownModelError.
+    """
+    seconds = None if isinstance(given, str) else given
+    if isinstance(given, str):
+        found = _DURATION.fullmatch(given.strip())
+        if found is None:
+            raise BadRequestError(f"keep_alive: {given[:40]!a} is not a duration such as 5m, 1h30m or -1", "keep_alive")
+        parts = _PART.findall(found["parts"])
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts) * (-1 if found["sign"] else 1)
+    call.server.engine.keep_alive(call.server.find_model(name).name, seconds)
+
+
+async def _check(call: Call, request: OllamaBase) -> None:
+    """Take `keep_alive`, and refuse a context longer than the server's.
 
     A shorter one would cut prompts.
     """
+    _keep_alive(call, request.model, request.keep_alive)
     n_ctx = request.options.num_ctx if request.options is not None else None
     if n_ctx is None:
         return
@@ -270,6 +293,7 @@ async def _load(call: Call, request: OllamaBase, kind: str) -> None:
         info = call.server.find_model(request.model)
         call.server.engine.unload(info.name)
     else:
+        _keep_alive(call, request.model, request.keep_alive)
         info, _ = await call.model(request.model)
     empty = {"message": {"role": "assistant", "content": ""}} if kind == "message" else {"response": ""}
     await call.respond(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
+
+from llamacli.serve.http.keys import ApiKey, as_keys
+from llamacli.serve.requests import ModelSource
 
 
 @attrs.frozen(kw_only=True)
@@ -14,7 +17,8 @@ class HttpSettings:
 
     - `hosts`, `port`: addresses to listen on; port 0 takes a free one.
     - `ssl`: files of a certificate and of its key, for TLS; None for none.
-    - `api_keys`: keys of which a client must send one; none are asked for if there are none.
+    - `api_keys`: keys of which a client must send one; none are asked for if there are none. `api_key_file`: file of
+      further ones, which is read again when it changes.
     - `cors_origins`: origins whose web pages may read responses; "*" is any, "localhost" any of this machine.
     - `allowed_hosts`: names accepted in the header Host on loopback, besides the loopback's own.
     - `max_body`: size limit of a request's body, in bytes.
@@ -30,7 +34,8 @@ class HttpSettings:
       them; None is a random seed, and no limit of the server's own.
     - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
-    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once.
+    - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once,
+      None for any number. `sources`: reads all models that are offered, None if they never change.
     - `any_model`: answer requests for unknown models with the first.
     - `strict`: refuse unknown fields of requests; without it they get a header with a warning, and a line in the log.
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
@@ -48,7 +53,8 @@ class HttpSettings:
     hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
     ssl: tuple[Path, Path] | None = None
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = attrs.field(default=(), converter=as_keys)
+    api_key_file: Path | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_body: int = 10 << 20
@@ -67,7 +73,8 @@ class HttpSettings:
     stop: tuple[str, ...] = ()
     reasoning: bool = True
     autoload: bool = True
-    models_max: int = 1
+    models_max: int | None = None
+    sources: Callable[[], Sequence[ModelSource]] | None = attrs.field(default=None, eq=False)
     any_model: bool = False
     strict: bool = False
     slots: bool = False

@@ -10,6 +10,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,15 @@ class RayEngine:
         """Check the name; the replicas keep the model."""
         self._expect_name(name)
 
+    def keep_alive(self, name: str, seconds: float | None) -> None:
+        """Check the name; the replicas keep the model."""
+        self._expect_name(name)
+
     def add(self, source: ModelSource) -> None:
+        """See Engine."""
+        raise errors.NotSupportedError("servers with --ray have one model")
+
+    def offer(self, sources: Sequence[ModelSource]) -> None:
         """See Engine."""
         raise errors.NotSupportedError("servers with --ray have one model")
 

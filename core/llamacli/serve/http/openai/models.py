@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from llamacli.serve.errors import UnknownModelError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.schemas.foreign import Schema
+from llamacli.serve.http.sse import event
 from llamacli.serve.requests import ModelInfo
+
+EVENT_INTERVAL_S = 0.1
+"""Seconds between looks for changes."""
 
 
 class ModelName(Schema, kw_only=True):
@@ -17,13 +22,35 @@ class ModelName(Schema, kw_only=True):
 
 
 async def models(call: Call) -> None:
-    """All models that the server has, loaded or not."""
+    """All models that the server has, loaded or not.
+
+    `?reload=1` reads their sources again.
+    """
+    if call.query.get("reload") == "1":
+        await call.server.reload()
     await call.respond({"object": "list", "data": [_shape(info) for info in call.server.engine.models()]})
 
 
 async def model(call: Call) -> None:
     """Model of a name or alias."""
     await call.respond(_shape(_known(call, call.path_params["name"])))
+
+
+async def events(call: Call) -> None:
+    """Stream of the models' states, as llama-server's events."""
+    seen: dict[str, dict[str, Any]] = {}
+    async with call.stream() as write:
+        while True:
+            present = {info.name: _status(info) for info in call.server.engine.models()}
+            for name, status in present.items():
+                if seen.get(name) != status:
+                    await write(
+                        event({"model": name, "event": "model_status", "data": {**status, "status": status["value"]}})
+                    )
+            for name in seen.keys() - present.keys():
+                await write(event({"model": name, "event": "model_remove"}))
+            seen = present
+            await call.unless_gone(asyncio.sleep(EVENT_INTERVAL_S))
 
 
 async def load(call: Call, request: ModelName) -> None:
@@ -46,6 +73,12 @@ def _known(call: Call, name: str) -> ModelInfo:
     return info
 
 
+def _status(info: ModelInfo) -> dict[str, Any]:
+    """State of a model, with the error of its last load."""
+    failed = {"failed": True, "error": info.failure} if info.failure and not info.loaded else {}
+    return {"value": info.status, **failed}
+
+
 def _shape(info: ModelInfo) -> dict[str, Any]:
     meta = {
         "n_vocab": info.n_vocab,
@@ -62,7 +95,7 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "created": info.created,
         "owned_by": "llamacli",
         "aliases": list(info.aliases),
-        "status": {"value": "loaded" if info.loaded else "unloaded"},
+        "status": _status(info),
         "architecture": {
             "input_modalities": ["text", "image"] if info.sees else ["text"],
             "output_modalities": ["text"],

@@ -15,7 +15,6 @@ from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
 MAX_TEMPLATE = 1 << 17
 
 _SERVED: Foreign = {
-    "keep_alive": "models are unloaded by --idle-unload",
     "options": "vectors depend on the text only",
 }
 
@@ -110,6 +109,7 @@ class OllamaEmbed(Schema, kw_only=True):
     foreign: ClassVar[Foreign] = _SERVED
 
     model: str
+    keep_alive: str | float | None = None
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)]
     dimensions: int | None = None
     truncate: bool | None = None
@@ -121,6 +121,7 @@ class OllamaEmbeddings(Schema, kw_only=True):
     foreign: ClassVar[Foreign] = _SERVED
 
     model: str
+    keep_alive: str | float | None = None
     prompt: str
 
 
