@@ -241,9 +241,11 @@ def test_cut_calls_are_never_lost(notation: str, codecs: dict[str, ChatCodec]) -
     text = rendered(codecs[notation], CALLS["two"])
     assert text is not None
     syntax, names = codecs[notation].syntax, [name for name, _ in CALLS["two"]]
+    first_key = text.index(next(iter(CALLS["two"][0][1])), text.index(names[0]) + len(names[0]))
     for end in range(1, len(text)):
         whole, parts = read(codecs[notation], [text[:end]]), read(codecs[notation], list(text[:end]))
         assert whole == parts
+        assert whole[2] or end <= first_key
         assert not any(marker and marker in whole[0] for marker in syntax.markers)
         assert [name for name, _ in whole[2]] == names[: len(whole[2])]
         for (_, found), (_, expected) in zip(whole[2], CALLS["two"], strict=False):
