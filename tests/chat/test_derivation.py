@@ -1,15 +1,18 @@
 """Syntaxes derived from small templates, and from llama.cpp's where present."""
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llamacli.chat import isolation
+from llamacli.chat import environment, isolation
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.derivation import derive
@@ -150,8 +153,8 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-def small(calls: str) -> ChatCodec:
-    template = TURNS.replace("CALLS", calls)
+def small(calls: str, begins: str = "") -> ChatCodec:
+    template = begins + TURNS.replace("CALLS", calls)
     values = byte_level([], dict.fromkeys(["<s>", "</s>"], CONTROL), bos_token_id=256, eos_token_id=257)
     metadata = Metadata({**values, "general.architecture": "none", "tokenizer.chat_template": template})
     return ChatCodec(tokenizer_from_metadata(metadata), metadata)
@@ -267,6 +270,15 @@ def test_arguments_are_streamed(notation: str, codecs: dict[str, ChatCodec]) -> 
                 sizes.append(sizes[-1] + len(event.text))
     assert sizes[-1] == len(json.dumps(call[1], ensure_ascii=False))
     assert len(sizes) > 200
+
+
+def test_a_template_that_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    ticking = SimpleNamespace(now=lambda: datetime(2025, 3, 9) + timedelta(seconds=next(ticks)))
+    monkeypatch.setattr(environment, "datetime", ticking)
+    told = small(each(JSON), "{{- strftime_now('%S') -}}")
+    assert next(ticks) > 0
+    assert told.syntax == small(each(JSON)).syntax
 
 
 def test_reasoning() -> None:
