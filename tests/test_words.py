@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -82,6 +85,36 @@ def report(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
 def test_docstrings_begin_with_plain_terms() -> None:
     found = [fault for path in python_files() for fault in report(path, docstrings(path))]
     assert not found, "\n".join(found)
+
+
+def undocumented(module: ModuleType) -> Iterator[str]:
+    """Public methods without a docstring, of their own or overridden."""
+    for cls in vars(module).values():
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and not cls.__name__.startswith("_"):
+            for name, member in vars(cls).items():
+                function = getattr(member, "fget", getattr(member, "__func__", member))
+                is_method = inspect.isfunction(function) and function.__qualname__ == f"{cls.__qualname__}.{name}"
+                if is_method and not name.startswith("_") and not inspect.getdoc(getattr(cls, name)):
+                    yield f"{module.__name__}.{cls.__qualname__}.{name}"
+
+
+def test_methods_have_or_inherit_docstrings() -> None:
+    paths = {path: path.relative_to(ROOT / "core") for path in sorted((ROOT / "core/llamacli").rglob("*.py"))}
+    for folder in (ROOT / "plugins").iterdir():
+        paths |= {path: path.relative_to(folder) for path in sorted(folder.glob("llamacli_*/**/*.py"))}
+    found = []
+    for path, relative in paths.items():
+        if relative.parts[:3] != ("llamacli", "serve", "ray") and path.stem != "__main__":  # an extra
+            name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+            found += undocumented(importlib.import_module(name))
+    assert not found, "\n".join(found)
+
+
+def test_undocumented_methods_are_found() -> None:
+    source = "class A:\n def f(self): pass\n\nclass B(A):\n def f(self): pass\n def _g(self): pass\n"
+    module = ModuleType("made")
+    exec(source, vars(module))
+    assert list(undocumented(module)) == ["made.A.f", "made.B.f"]
 
 
 def test_headings_are_plain_terms() -> None:

@@ -1,15 +1,18 @@
 """Syntaxes derived from small templates, and from llama.cpp's where present."""
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llamacli.chat import isolation
+from llamacli.chat import environment, isolation
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.derivation import derive
@@ -150,8 +153,8 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-def small(calls: str) -> ChatCodec:
-    template = TURNS.replace("CALLS", calls)
+def small(calls: str, begins: str = "") -> ChatCodec:
+    template = begins + TURNS.replace("CALLS", calls)
     values = byte_level([], dict.fromkeys(["<s>", "</s>"], CONTROL), bos_token_id=256, eos_token_id=257)
     metadata = Metadata({**values, "general.architecture": "none", "tokenizer.chat_template": template})
     return ChatCodec(tokenizer_from_metadata(metadata), metadata)
@@ -241,9 +244,11 @@ def test_cut_calls_are_never_lost(notation: str, codecs: dict[str, ChatCodec]) -
     text = rendered(codecs[notation], CALLS["two"])
     assert text is not None
     syntax, names = codecs[notation].syntax, [name for name, _ in CALLS["two"]]
+    first_key = text.index(next(iter(CALLS["two"][0][1])), text.index(names[0]) + len(names[0]))
     for end in range(1, len(text)):
         whole, parts = read(codecs[notation], [text[:end]]), read(codecs[notation], list(text[:end]))
         assert whole == parts
+        assert whole[2] or end <= first_key
         assert not any(marker and marker in whole[0] for marker in syntax.markers)
         assert [name for name, _ in whole[2]] == names[: len(whole[2])]
         for (_, found), (_, expected) in zip(whole[2], CALLS["two"], strict=False):
@@ -265,6 +270,15 @@ def test_arguments_are_streamed(notation: str, codecs: dict[str, ChatCodec]) -> 
                 sizes.append(sizes[-1] + len(event.text))
     assert sizes[-1] == len(json.dumps(call[1], ensure_ascii=False))
     assert len(sizes) > 200
+
+
+def test_a_template_that_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    ticking = SimpleNamespace(now=lambda: datetime(2025, 3, 9) + timedelta(seconds=next(ticks)))
+    monkeypatch.setattr(environment, "datetime", ticking)
+    told = small(each(JSON), "{{- strftime_now('%S') -}}")
+    assert next(ticks) > 0
+    assert told.syntax == small(each(JSON)).syntax
 
 
 def test_reasoning() -> None:

@@ -306,6 +306,12 @@ def test_calls_that_json_cannot_express_are_partial(number: str) -> None:
     assert read(HARMONY, [message], "<|start|>assistant") == ("", "", [ToolCall("f", partial=arguments)])
 
 
+@pytest.mark.parametrize("other", ['"argumends": {}', '"city": ["Oslo"]'])
+def test_an_object_with_arguments_under_other_keys_is_text(other: str) -> None:
+    call = f'{{"name": "weather", {other}}}'
+    assert read(BARE, [call]) == (call, "", [])
+
+
 def test_lone_surrogates_of_calls_are_replaced() -> None:
     call = r'{"name": "f\ud83d", "arguments": {"\udd8a": ["\ud83e\udd8a", "\ud83d"]}}'
     calls = [ToolCall("f\ufffd", {"\ufffd": ["🦊", "\ufffd"]})]

@@ -13,15 +13,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 
+from llamacli.chat import environment
 from llamacli.chat.codec import ChatCodec
 from llamacli.chat.constraints import ToolUse, reply_constraint
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams, build_chain
+from llamacli.testing.chats import NOW
 from oracle.chat_replies import codec_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/templates"
@@ -174,6 +177,7 @@ class Row:
     is_generic: bool = False
 
 
+@mock.patch.object(environment, "now", new=mock.Mock(return_value=NOW))  # renderings are compared to the second
 def row(codec: ChatCodec) -> Row:
     """Row of one template, without calls if it renders none."""
     found = Row()

@@ -9,9 +9,9 @@ import pytest
 import tiny_variants
 from llamacli import InvalidRequestError
 from llamacli.loaders import open_model_file
+from llamacli.plugin import INTERLEAVED, MINUS_EXP, PLUS_ONE
 from llamacli.plugins import installed_plugins
 from llamacli.testing import ConformanceError, HuggingFaceModel, checks_of, hugging_face
-from llamacli.testing.hugging_face import INTERLEAVED, interleaved, minus_exp, plus_one
 
 SIZES = {
     "vocab_size": 128, "max_position_embeddings": 256, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 6,
@@ -90,7 +90,7 @@ def test_names_and_keys_of_a_plugin(original: dict[str, Tensor], tmp_path: Path)
         "any",
         keys={"rope.freq_base": lambda config: config.hidden_size, "context_length": 64},
         tensors={"model.layers.{}.odd": "blk.{}.attn_norm.weight"},
-        convert={"attn_norm.weight": plus_one},
+        convert={"attn_norm.weight": PLUS_ONE},
     )
     path = model.write(tmp_path / "a.gguf", architecture=installed_plugins().architecture("llama"))
     file = open_model_file(path, [])
@@ -107,11 +107,14 @@ def test_tensor_without_a_name_is_refused(original: dict[str, Tensor], tmp_path:
 
 
 def test_rows_of_interleaved_heads() -> None:
-    np.testing.assert_array_equal(interleaved(np.arange(12), 2), [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11])
+    np.testing.assert_array_equal(
+        INTERLEAVED["attn_q.weight"].apply(np.arange(12), {"num_attention_heads": 2}),
+        [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11],
+    )
 
 
 def test_decay_rates() -> None:
-    np.testing.assert_allclose(minus_exp(np.array([0.0, 1.0], np.float32), None), [-1, -np.e], rtol=1e-6)
+    np.testing.assert_allclose(MINUS_EXP.apply(np.array([0.0, 1.0], np.float32), {}), [-1, -np.e], rtol=1e-6)
 
 
 @pytest.mark.slow

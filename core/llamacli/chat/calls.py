@@ -149,7 +149,7 @@ class JsonCall:
 
     def _object(self, source: CallText, schemas: Schemas) -> Generator[tuple[str, str | None] | None, None, bool]:
         """Parse an object; returns whether a call was in it."""
-        name, arguments, is_made = "", None, False
+        name, arguments, is_made, has_others = "", None, False, False
         yield from source.expect("{")
         try:
             while True:
@@ -171,7 +171,9 @@ class JsonCall:
                     is_made = True
                 else:
                     value = yield from json_value(source)
-                    arguments = value if key in (self.arguments, "arguments", "parameters") else arguments
+                    if key in (self.arguments, "arguments", "parameters"):
+                        arguments = value
+                    has_others = has_others or isinstance(value, dict | list)
                 yield from source.space()
                 if source.next == "}":
                     break
@@ -184,6 +186,8 @@ class JsonCall:
         if not is_made:
             if not name:
                 raise ValueError("a tool call without a name")
+            if arguments is None and has_others:
+                raise ValueError("arguments of a tool call under another key")
             yield name, normal(arguments_of(arguments))
             yield name, None
         return True
@@ -238,7 +242,11 @@ class NamedCall:
         name = yield from self._name(source, schemas)
         if self.after.strip():
             yield name, ""
-        yield from self.arguments.read(source, name, schemas.get(name, {}), (self.ends, *follows))
+        try:
+            yield from self.arguments.read(source, name, schemas.get(name, {}), (self.ends, *follows))
+        except IncompleteCallError:
+            yield name, ""  # a call that is cut before its arguments
+            raise
         yield name, None
         yield from source.take(self.ends)
 
@@ -255,6 +263,8 @@ class NamedCall:
                     end = None if is_cut else -1 if goes_on else source.fits(self.after, source.at + len(name))
                 elif name.startswith(rest):
                     end = None
+                if end is None and source.final and rest.startswith(name):
+                    end = len(source.text)
                 if end is None:
                     break
                 if end >= 0:

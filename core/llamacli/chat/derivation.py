@@ -21,6 +21,7 @@ import attrs
 from llamacli.chat.call_text import ID
 from llamacli.chat.calls import JsonCall, NamedCall, Notation, OneCall
 from llamacli.chat.channels import Channels
+from llamacli.chat.environment import clock_held
 from llamacli.chat.literals import JSON, PYTHON
 from llamacli.chat.messages import Piece, ToolCall
 from llamacli.chat.syntax import HERMES, THINK, Calls, Span, Spans
@@ -100,7 +101,8 @@ def _once(what: str, template: ChatTemplate, find: Callable[[ChatTemplate], T]) 
     kept, key = _found.setdefault(template.tokenizer, {}), (what, template.source)
     found = kept.get(key)
     if found is None:
-        found = find(template)
+        with clock_held():
+            found = find(template)
         if len(kept) >= _MAX_KEPT:
             kept.clear()
         if not template.hit_limit:  # which depends on what else the machine does

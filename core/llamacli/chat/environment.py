@@ -340,9 +340,17 @@ def _joined(separator: str, parts: Iterable[str]) -> str:
 # --- functions for templates
 
 
+_held: contextvars.ContextVar[datetime | None] = contextvars.ContextVar("_held", default=None)
+
+
 def now() -> datetime:
     """Local time, which templates may ask for."""
-    return datetime.now()
+    return _held.get() or datetime.now()
+
+
+def clock_held() -> contextlib.AbstractContextManager[None]:
+    """Hold the time, for renderings that are compared."""
+    return setting(_held, now())
 
 
 def _refuse(message: str) -> NoReturn:

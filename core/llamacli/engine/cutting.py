@@ -28,7 +28,6 @@ class StageGraph(Graph):
         self.whole, self.held, self.n_batch = whole, held, whole.n_batch
 
     def with_ops(self, ops: list[Op]) -> StageGraph:
-        """See Graph."""
         assert self.held is not None
         return StageGraph(self.whole, ops, self.held)
 

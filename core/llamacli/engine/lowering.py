@@ -94,7 +94,6 @@ class StepTable(Lowering):
         return kept
 
     def watch_product(self, x: Slot, tensor: Tensor, starts: Slot | None) -> None:
-        """See Lowering."""
         watch = self._watch
         assert watch is not None
 
@@ -109,18 +108,15 @@ class StepTable(Lowering):
         self.host_step(show, [x, starts] if starts else [x], [])
 
     def memory(self, array: Array) -> Array:
-        """See Lowering."""
         return np.ascontiguousarray(array)
 
     def matrix(self, tensor: Tensor) -> Matrix:
-        """See Lowering."""
         matrix = self._weights.matrix(tensor)
         if self._is_tiled and isinstance(matrix.packing, IntegerPacking):
             return attrs.evolve(matrix, packing=TiledPacking(matrix.packing))
         return matrix
 
     def vector(self, tensor: Tensor) -> Array:
-        """See Lowering."""
         return self._weights.vector(tensor)
 
     def step(
@@ -136,7 +132,6 @@ class StepTable(Lowering):
         work_unit: int = 0,
         **fields: Field,
     ) -> Step:
-        """See Lowering."""
         if outdated:
             raise PluginError(f"a step of an earlier LLAMACLI_KERNEL_API: {KERNEL_API_CHANGE}")
         if unknown := [name for name in writes if isinstance(name, str) and name not in fields]:
@@ -153,11 +148,9 @@ class StepTable(Lowering):
         reads: Sequence[Slot],
         writes: Sequence[Slot],
     ) -> Step:
-        """See Lowering."""
         return self._append(Step(None, HOST, tuple(reads), tuple(writes), host=function))
 
     def host_op(self, compute: Callable[[Run], Array], inputs: Sequence[Value], out: Value) -> None:
-        """See Lowering."""
         op, description, states = self._op, self._descriptions[self._op], self.states
         weights = {tensor: self._weights.floats(tensor) for tensor in op.tensors()}
 
@@ -173,7 +166,6 @@ class StepTable(Lowering):
         self.host_ops[step] = description
 
     def maker(self, slot: Slot) -> Step | None:
-        """See Lowering."""
         return self._made.get(slot)
 
     def rounded(self, slot: Slot, form: str) -> Slot:
@@ -196,23 +188,19 @@ class StepTable(Lowering):
         return out
 
     def scratch(self, n_bytes: int) -> Array:
-        """See Lowering."""
         shape = self._team.n_threads, n_bytes // 4
         return self.shared(("scratch", n_bytes), lambda: np.zeros(shape, np.float32))
 
     def shared(self, key: object, make: Callable[[], Resource]) -> Resource:
-        """See Lowering."""
         if key not in self._resources:
             self._resources[key] = make()
         resource: Resource = self._resources[key]
         return resource
 
     def before_run(self, prepare: Callable[[int], int]) -> None:
-        """See Lowering."""
         self.prepares.append(prepare)
 
     def before_jump(self, prepare: Callable[[npt.NDArray[np.int32]], None]) -> None:
-        """See Lowering."""
         self.jump_prepares.append(prepare)
 
     def _append(self, step: Step) -> Step:

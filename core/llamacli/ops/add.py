@@ -24,12 +24,10 @@ class Add(Lanewise):
     b: Value | Tensor
 
     def formula(self, v: Vocabulary, a: Any, b: Any) -> Any:
-        """See Lanewise."""
         return a + b
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield add(g, x, x)
         yield add(g, x, param("vector", x.width))
         yield add(g, x, param("rows", 2, x.width).split(1, 1)[1])

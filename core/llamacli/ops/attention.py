@@ -79,12 +79,10 @@ class Attention(Op):
 
     @property
     def needs_whole_input(self) -> bool:
-        """See Op."""
         return not self.causal or self.spans
 
     @property
     def uses_distance(self) -> bool:
-        """See Op."""
         return self.alibi is not None or self.bias is not None
 
     def compute(self, run: Run) -> Array:
@@ -136,7 +134,6 @@ class Attention(Op):
         return n, n
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         from llamacli.kernels.attention import ATTENTION, attention, latent_attention, partial_bytes
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
@@ -167,7 +164,6 @@ class Attention(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3)
         cached = store(g, x, x, head_dim=16, window=3)
         yield attention(g, x, cached, scale=0.3, softcap=2.0, sinks=param("sinks", x.width // 16))

@@ -36,12 +36,10 @@ class AttentionTemperature(Op):
     offset: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         steps = (run.positions + self.offset) // self.length
         return run[self.x] * (1 + self.scale * np.log(steps + 1.0))[:, None]
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         to.step(
             attention_temperature_kernel(), TEMPERATURE, x=x, out=out, width=x.width, length=self.length,
@@ -50,7 +48,6 @@ class AttentionTemperature(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield attention_temperature(g, x, 0.3, 5)
         yield attention_temperature(g, x, 0.1, 4, 1)
 

@@ -38,11 +38,9 @@ class BatchedLinear(Op):
     bias: Tensor | None
 
     def matrices(self) -> list[Tensor]:
-        """See Op."""
         return [self.weight]
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, len(run[self.weight]), -1)
         matrices = enumerate(run[self.weight])
         out = np.stack([product(heads[:, i], matrix, is_tiled=run.is_tiled) for i, matrix in matrices], axis=1)
@@ -71,7 +69,6 @@ class BatchedLinear(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield batched_linear(g, x, param("heads", 2, 32, x.width // 2))
         yield batched_linear(g, x, param("narrow", 4, 5, x.width // 4, bias=True))
 

@@ -41,7 +41,6 @@ class CacheOp(Op):
         """
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         state = run.states[self.layer]
         keys, values = run.sequence.read(self.layer, run.start + run.n)
         rows = []

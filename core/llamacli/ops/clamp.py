@@ -22,12 +22,10 @@ class Clamp(Lanewise):
     high: float
 
     def formula(self, v: Vocabulary, x: Any, low: Any, high: Any) -> Any:
-        """See Lanewise."""
         return v.minimum(v.maximum(x, low), high)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield clamp(g, x, -0.1, 0.2)
 
 

@@ -35,12 +35,10 @@ class Columns(Op):
     of: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, -1, self.of)
         return heads[..., self.first : self.first + self.width].reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         if self.of < x.width:
             lower_heads(to, x.width // self.of, self.out, Heads(self.x, self.of, self.first, self.width))
@@ -49,7 +47,6 @@ class Columns(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield columns(g, x, 5, x.width - 9)
         yield columns(g, x, 1, 19, of=24)
 

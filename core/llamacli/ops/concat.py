@@ -33,13 +33,11 @@ class Concat(Op):
         return self.out.width // sum(self.of)
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         parts = [run[x].reshape(run.n, -1, dim) for x, dim in zip((self.a, self.b), self.of, strict=True)]
         parts = [np.broadcast_to(part, (run.n, self.n_heads, part.shape[-1])) for part in parts]
         return np.concatenate(parts, -1).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         a, b = (Heads(x, dim, 0, dim) for x, dim in zip((self.a, self.b), self.of, strict=True))
         lower_heads(to, self.n_heads, self.out, a, b)
 
@@ -56,7 +54,6 @@ class Concat(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield concat(g, x, columns(g, x, 3, 27), of=(16, 9))
         yield concat(g, x, columns(g, x, 30, 18), of=(8, 18))
         yield concat(g, columns(g, x, 0, 5), x, of=(5, 24))

@@ -21,7 +21,6 @@ class Decoder(Op):
     mixes_tokens = True
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return np.empty((run.n, 0))
 
     def lower(self, to: Lowering) -> None:

@@ -29,7 +29,6 @@ class Deepstack(Op):
     part: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         out, inputs = run[self.x], run.span.inputs
         if inputs is not None and inputs.embeddings is not None:
             width = self.out.width
@@ -37,13 +36,11 @@ class Deepstack(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         to.step(deepstack_kernel(), DEEPSTACK, x=x, out=out, width=out.width, part=self.part)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield deepstack(g, x, 1)
 
 

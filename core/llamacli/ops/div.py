@@ -27,12 +27,10 @@ class Div(Lanewise):
     b: Value | Tensor
 
     def formula(self, v: Vocabulary, a: Any, b: Any) -> Any:
-        """See Lanewise."""
         return a / b
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         positive = map_(g, x, exp)
         yield div(g, x, positive)
         yield div(g, x, columns(g, positive, 3, 1))

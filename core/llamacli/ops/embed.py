@@ -28,15 +28,12 @@ class Embed(Op):
     changes: LowRanks = ()
 
     def matrices(self) -> list[Tensor]:
-        """See Op."""
         return [self.table, *(tensor for change in self.changes for tensor in (change.a, change.b))]
 
     def adapted(self, adapt: Adapt) -> Embed:
-        """See Op."""
         return attrs.evolve(self, changes=self.changes + adapt(self.table))
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         inputs, tokens = run.span.inputs, run.tokens.copy()
         if inputs is not None:
             tokens[inputs.rows] = self.placeholder or 0
@@ -49,7 +46,6 @@ class Embed(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         out = f32(self.out)
         self._look_up(to, self.table, out)
         for change in self.changes:
@@ -75,7 +71,6 @@ class Embed(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         (made,) = (op for op in g.ops if op.out is x and isinstance(op, Embed))
         table, (n_vocab, width) = made.table, made.table.shape
         change = LowRank(param("a", n_vocab, 3).weight, param("b", width, 3).weight, 0.5)

@@ -23,12 +23,10 @@ class Gated(Lanewise):
     activation: Activation | Formula
 
     def formula(self, v: Vocabulary, gate: Any, up: Any) -> Any:
-        """See Lanewise."""
         return formula_of(self.activation)(v, gate, up)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         for activation in Activation:
             yield gated(g, x, x, activation)
 

@@ -28,11 +28,9 @@ class GridPositions(Op):
 
     @property
     def n_components(self) -> int:
-        """See Op."""
         return N_COMPONENTS
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return self._resized(run[self.table], run.span)
 
     def lower(self, to: Lowering) -> None:

@@ -120,12 +120,10 @@ class Lanewise(Op):
             yield (type(x), getattr(x, "shape", None) == (1,)) if isinstance(x, Value | Tensor) else x
 
     def compute(self, run: Run) -> npt.NDArray[np.float64]:
-        """See Op."""
         constants = [c if isinstance(c, float) else float(run[c][0]) for c in self.constants()]
         return on_arrays(self.formula, *(run[x] for x in self.operands()), *constants)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         constants = [c if isinstance(c, float) else float(to.vector(c)[0]) for c in self.constants()]
         operands = [x if isinstance(x, Tensor) else f32(x) for x in self.operands()]
         lower_lanewise(to, self.verb, self.formula, operands, f32(self.out), constants, key=(type(self), *self._code()))

@@ -38,19 +38,16 @@ class LayerNorm(Op):
     head_dim: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, -1, self.head_dim)
         heads = heads - heads.mean(-1, keepdims=True)
         normed = heads / np.sqrt(np.mean(heads * heads, -1, keepdims=True) + self.eps)
         return per_head(normed, run, self.weight, self.bias).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         lower_norm(to, layer_norm_kernel(), self.x, self.out, self.weight, self.bias, self.eps, self.head_dim)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield layer_norm(g, x, param("whole", x.width, bias=True), 1e-5)
         yield layer_norm(g, x, None, 1e-5, 8)
         yield layer_norm(g, x, param("heads", x.width // 8, 8), 0.5, 8)

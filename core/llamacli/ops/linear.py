@@ -40,11 +40,9 @@ class Linear(Op):
         return weights + [tensor for change in self.changes for tensor in (change.a, change.b)]
 
     def adapted(self, adapt: Adapt) -> Linear:
-        """See Op."""
         return attrs.evolve(self, changes=self.changes + adapt(self.weight))
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         out = product(run[self.x], run[self.weight].reshape(self.out.width, -1), is_tiled=run.is_tiled)
         for change in self.changes:
             out = out + low_rank_product(run[self.x], run[change.a], run[change.b], run.scale_of(change))
@@ -52,7 +50,6 @@ class Linear(Op):
         return out + run[self.residual] if self.residual else out
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         residual = f32(self.residual) if self.residual else None
         lower_linear(to, f32(self.x), self.weight, f32(self.out), self.bias, residual)
         for change in self.changes:
@@ -60,7 +57,6 @@ class Linear(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield linear(g, x, param("square", x.width, x.width, bias=True))
         yield linear(g, x, param("narrow", 24, x.width)) + linear(g, x, param("other", 24, x.width))
         weight, a, b = (param(name, *shape).weight for name, shape in (

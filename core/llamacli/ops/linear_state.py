@@ -90,7 +90,6 @@ class LinearState(StateOp):
         return out.reshape(n, self.v.width), state
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         from llamacli.kernels import linear_state as kernels
         from llamacli.kernels.linear_state import BETA, HEAD, KEY, LINEAR_STATE, LOW_RANK, MATRIX, NONE
 
@@ -117,7 +116,6 @@ class LinearState(StateOp):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         gate = map_(g, linear(g, x, param("gate", 2, x.width)), sigmoid)
         v, few = linear(g, x, param("v", 32, x.width)), linear(g, x, param("few", 5, x.width))
         keys = map_(g, linear(g, x, param("keys", 10, x.width)), sigmoid)

@@ -27,12 +27,10 @@ class Map(Lanewise):
     function: Formula
 
     def formula(self, v: Vocabulary, x: Any) -> Any:
-        """See Lanewise."""
         return self.function(v, x)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         for name in ("silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
             yield map_(g, x, getattr(activations, name))
 

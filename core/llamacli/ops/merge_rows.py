@@ -32,11 +32,9 @@ class MergeRows(Op):
 
     @property
     def n_merged(self) -> int:
-        """See Op."""
         return self.size
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         out = np.zeros((run.n, self.out.width))
         out[self.size - 1 :: self.size] = self._merged(run[self.x])
         return out

@@ -143,22 +143,18 @@ class MoE(Op):
     weigh_input: bool
 
     def tensors(self) -> list[Tensor]:
-        """See Op."""
         experts = filter(None, (self.gate, self.up, self.down))
         bias = [self.routing.bias] if self.routing.bias else []
         return [tensor for expert in experts for tensor in expert.tensors()] + bias
 
     def matrices(self) -> list[Tensor]:
-        """See Op."""
         return [matrix for expert in (self.gate, self.up, self.down) if expert for matrix in expert.matrices()]
 
     def adapted(self, adapt: Adapt) -> MoE:
-        """See Op."""
         gate = self.gate and self.gate.adapted(adapt)
         return attrs.evolve(self, gate=gate, up=self.up.adapted(adapt), down=self.down.adapted(adapt))
 
     def exact_inputs(self) -> list[Value]:
-        """See Op."""
         return [self.router]
 
     def compute(self, run: Run) -> Array:
@@ -305,7 +301,6 @@ class MoE(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         router = linear(g, x, param("router", 5, x.width))
         gate, up = (param(name, 5, 40, x.width) for name in ("gate", "up"))
         yield moe(g, x, router, gate=gate, up=up, down=param("down", 5, x.width, 40, bias=True), n_used=2)

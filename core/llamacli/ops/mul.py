@@ -34,12 +34,10 @@ class Mul(Lanewise):
     b: Value | Tensor
 
     def formula(self, v: Vocabulary, a: Any, b: Any) -> Any:
-        """See Lanewise."""
         return a * b
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield mul(g, x, x)
         yield mul(g, x, columns(g, x, 3, 1))
         yield mul(g, x, param("vector", x.width))
@@ -54,12 +52,10 @@ class MulHeads(Op):
     head_dim: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, -1, self.head_dim)
         return (heads * run[self.factor][..., None]).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         factor = f32(self.factor) if isinstance(self.factor, Value) else to.vector(self.factor)
         to.step(
@@ -69,7 +65,6 @@ class MulHeads(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield mul(g, x, columns(g, x, 7, 2), 24)
         yield mul(g, x, param("factors", x.width // 8), 8)
 

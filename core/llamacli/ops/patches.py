@@ -19,7 +19,6 @@ class Patches(Op):
     """out = the embeddings of the inputs, [n, width]."""
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return _given(run.span, self.out.width).astype(np.float64)
 
     def lower(self, to: Lowering) -> None:

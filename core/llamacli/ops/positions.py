@@ -29,21 +29,17 @@ class Positions(Op):
     table: Tensor
 
     def max_positions(self) -> int:
-        """See Op."""
         return self.table.shape[0]
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return run[self.table][run.positions]
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         table, out = to.vector(self.table), f32(self.out)
         to.step(positions_kernel(), POSITIONS, table=table, out=out, width=table.shape[1])
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield x + positions(g, param("positions", 64, x.width))
 
 

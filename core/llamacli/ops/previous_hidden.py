@@ -20,11 +20,9 @@ class PreviousHidden(Op):
     """out = hidden state of the token before, given by the program's caller."""
 
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
-        """See Op."""
         return np.zeros((run.n, self.out.width)) if run.hidden is None else run.hidden
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         out = f32(self.out)
 
         def write(rows: HostRows, at: Callable[[Any], npt.NDArray[Any]]) -> None:

@@ -44,7 +44,6 @@ class StateOp(Op):
         """
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         n_before = run.n - run.sequence.n_behind
         out, kept = self.advance(run, 0, n_before, run.sequence.read_state(self.state, SOURCE))
         state = kept

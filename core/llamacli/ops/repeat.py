@@ -27,19 +27,16 @@ class Repeat(Op):
     tiled: bool
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, -1, self.head_dim)
         repeated = np.tile(heads, (1, self.times, 1)) if self.tiled else np.repeat(heads, self.times, 1)
         return repeated.reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         each = 1 if self.tiled else self.times
         lower_heads(to, self.out.width // self.head_dim, self.out, Heads(self.x, self.head_dim, 0, self.head_dim, each))
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield repeat(g, x, 12, 3, tiled=True)
         yield repeat(g, x, 16, 2, tiled=False)
 

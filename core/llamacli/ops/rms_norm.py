@@ -39,13 +39,11 @@ class RmsNorm(Op):
     head_dim: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         heads = run[self.x].reshape(run.n, -1, self.head_dim)
         normed = heads / np.sqrt(np.mean(heads * heads, -1, keepdims=True) + self.eps)
         return per_head(normed, run, self.weight, self.bias).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         lower_norm(to, rms_norm_kernel(), self.x, self.out, self.weight, self.bias, self.eps, self.head_dim)
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
@@ -64,7 +62,6 @@ class RmsNorm(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield rms_norm(g, x, param("whole", x.width), 1e-6)
         yield rms_norm(g, x, None, 1e-6, 8)
         yield rms_norm(g, x, param("heads", x.width // 8, 8), 0.5, 8)

@@ -228,15 +228,12 @@ class Rotate(Op):
 
     @property
     def n_components(self) -> int:
-        """See Op."""
         return N_COMPONENTS if self.rope.components else 1
 
     def context_lengths(self) -> list[int]:
-        """See Op."""
         return [self.rope.n_ctx_orig] if self.long_factors else []
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         factors = self._factors(run.sequence.seq_len)
         known = None if factors is None else run[factors].astype(np.float32)[: self.rope.n_dims // 2]
         cos, sin = self.rope.table(run.components, known)
@@ -298,7 +295,6 @@ class Rotate(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield rope(g, x, Rope(8, interleaved=True), 16)
         yield rope(g, x, Rope(16, interleaved=False), 16, param("rope_freqs", 8))
         yield rope(g, x, Rope(6, interleaved=False, first=4), 16)

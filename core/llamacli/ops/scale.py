@@ -23,7 +23,6 @@ class Scale(Lanewise):
     factor: float | Tensor
 
     def formula(self, v: Vocabulary, x: Any, factor: Any) -> Any:
-        """See Lanewise."""
         return x * factor
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
@@ -35,7 +34,6 @@ class Scale(Lanewise):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield scale(g, x, 2.5)
         yield scale(g, x, param("factor", 1))
 

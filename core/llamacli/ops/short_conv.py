@@ -36,7 +36,6 @@ class ShortConv(StateOp):
     bias: Tensor | None
 
     def advance(self, run: Run, first: int, last: int, state: Floats) -> tuple[Array, Floats]:
-        """See StateOp."""
         weight = run[self.weight] if isinstance(self.weight, Tensor) else np.array([self.weight])
         n, n_taps = last - first, weight.shape[1]
         x = np.concatenate([state[:, : self.x.width].astype(np.float64), run[self.x][first:last]])
@@ -46,7 +45,6 @@ class ShortConv(StateOp):
         return np.asarray(out + run[self.bias] if self.bias else out), behind
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         if isinstance(self.weight, Tensor):
             taps = to.vector(self.weight)[: x.width, : self.weight.shape[1]].T
@@ -63,7 +61,6 @@ class ShortConv(StateOp):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield short_conv(g, x, param("conv", x.width, 4, bias=True))
         yield short_conv(g, x, param("two", x.width, 2))
         yield short_conv(g, x, (1.0, -1.0))

@@ -22,12 +22,10 @@ class SigmoidGate(Lanewise):
     gate: Value
 
     def formula(self, v: Vocabulary, x: Any, gate: Any) -> Any:
-        """See Lanewise."""
         return x * v.sigmoid(gate)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield sigmoid_gate(g, x, columns(g, x, 3, 1))
 
 

@@ -29,7 +29,6 @@ class Softcap(Lanewise):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield softcap(g, x, 0.5)
 
 

@@ -22,7 +22,6 @@ class Sent(Op):
     values: tuple[Value, ...]
 
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
-        """See Op."""
         return np.concatenate([np.empty((run.n, 0)), *(run[value] for value in self.values)], 1)
 
     def lower(self, to: Lowering) -> None:
@@ -45,7 +44,6 @@ class Received(Op):
     first: int
 
     def compute(self, run: Run) -> npt.NDArray[np.floating[Any]]:
-        """See Op."""
         assert run.hidden is not None
         return run.hidden[:, self.first : self.first + self.out.width]
 

@@ -38,7 +38,6 @@ class Store(Op):
     value_dim: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         state = run.states[self.layer]
         k, v = (
             run[x or self.k].astype(np.float32).reshape(run.n, state.n_head_kv, -1)  # without v, only k is written
@@ -48,7 +47,6 @@ class Store(Op):
         return np.empty((run.n, 0))
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         from llamacli.kernels.attention import STORE, store_kv
 
         k, v, state = f32(self.k), f32(self.v) if self.v else None, to.states[self.layer]

@@ -28,13 +28,11 @@ class Xielu(Lanewise):
     eps: float
 
     def formula(self, v: Vocabulary, x: Any, n: Any, p: Any, beta: Any, eps: Any) -> Any:
-        """See Lanewise."""
         below = (v.exp(v.minimum(x, eps)) - 1.0 - x) * n
         return v.where(x > 0.0, p * x * x, below) + beta * x
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield xielu(g, x, 0.8, 0.6, 0.5, -1e-6)
 
 

@@ -66,7 +66,6 @@ class CompiledSampler(Sampler):
         return float(next(iter(attrs.astuple(cast(Any, self))), 0))
 
     def apply(self, candidates: Candidates) -> None:
-        """See Sampler."""
         candidates.apply(Steps((self.kind, self.value)))
 
 

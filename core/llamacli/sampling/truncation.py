@@ -48,7 +48,6 @@ class MinP(CompiledSampler):
 
     @property
     def value(self) -> float:
-        """See CompiledSampler."""
         return min(math.log(self.p), 0.0) if self.p > 0 else -math.inf
 
 

@@ -10,7 +10,7 @@ import math
 import random
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ import numpy.typing as npt
 
 from gguf import TENSOR_NAMES, GGMLQuantizationType, TensorNameMap
 from llamacli.architecture import Architecture
+from llamacli.checkpoints import Conversion
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata
 from llamacli.testing.models import SIGMA, write_gguf
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
 Array = npt.NDArray[np.float32]
-Convert = Callable[[Array, Any], Array]
-"""Function of an array of the original and its configuration that returns the array of the GGUF file."""
 
 
 @attrs.frozen(eq=False)
@@ -37,7 +36,7 @@ class HuggingFaceModel:
     `config` are arguments of the configuration of `model_type`; sizes that it lacks are drawn at random. `keys` are
     GGUF keys, without the architecture's name, that do not follow from the configuration: values, or functions of it.
     `tensors` are GGUF names by the original ones, both with `{}` for the block, where `gguf`'s own map has none that
-    the architecture reads. `convert` are functions by the name of the GGUF tensor in its block, such as
+    the architecture reads. `convert` are conversions by the name of the GGUF tensor in its block, such as
     `"attn_q.weight"`. `exact` is the bound of the NMSE of fp32 mode against torch.
     """
 
@@ -45,7 +44,7 @@ class HuggingFaceModel:
     config: Mapping[str, Any] = attrs.field(factory=dict)
     keys: Mapping[str, Any] = attrs.field(factory=dict)
     tensors: Mapping[str, str] = attrs.field(factory=dict)
-    convert: Mapping[str, Convert] = attrs.field(factory=dict)
+    convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     exact: float = 1e-8
 
     def write(self, path: str | Path, *, architecture: Architecture, seed: int = 0) -> Path:
@@ -118,7 +117,7 @@ class HuggingFaceModel:
         found = []
         for name, part in parts:
             if convert := self.convert.get(re.sub(r"^blk\.\d+\.", "", name)):
-                part = convert(part, config)
+                part = convert.apply(part, vars(config))
             shape = shapes.get(name, part.shape)
             found.append((name, part.reshape(shape) if part.size == math.prod(shape) else part))
         return found
@@ -156,31 +155,6 @@ class Results:
     logits: Array
     greedy: list[int]
     gaps: list[float]
-
-
-def interleaved(array: Array, n_head: int) -> Array:
-    """Rows of queries or keys for RoPE with `interleaved=True`.
-
-    The original code rotates halves of heads (`rotate_half`); llama.cpp's converter moves the rows in the same way.
-    """
-    return array.reshape(n_head, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-INTERLEAVED: Mapping[str, Convert] = {
-    **dict.fromkeys(("attn_q.weight", "attn_q.bias"), lambda array, c: interleaved(array, c.num_attention_heads)),
-    **dict.fromkeys(("attn_k.weight", "attn_k.bias"), lambda array, c: interleaved(array, c.num_key_value_heads)),
-}
-"""Argument `convert` of models whose RoPE is `interleaved=True` here and rotates halves in the original code."""
-
-
-def plus_one(array: Array, _config: Any) -> Array:
-    """Weights of norms that multiply by `1 + weight` in the original code."""
-    return array + 1
-
-
-def minus_exp(array: Array, _config: Any) -> Array:
-    """Decay rates of state-space models: `ssm_a = -exp(A_log)`."""
-    return -np.exp(array)
 
 
 _KEYS: Mapping[str, tuple[str, ...]] = {

@@ -15,7 +15,8 @@ import regex
 
 from llamacli.errors import ModelFormatError
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from llamacli.tokenizer.sentencepiece import PieceType, read_sentencepiece
+from llamacli.tokenizer.sentencepiece import read_sentencepiece
+from llamacli.tokenizer.vocabulary import TokenKind
 from llamacli.util.files import read_json
 
 Keys = dict[str, Any]
@@ -98,13 +99,13 @@ def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     pieces = read_sentencepiece(folder / "tokenizer.model")
     size = config.get("vocab_size_per_layer_input") or config.get("vocab_size") or len(pieces)
     tokens: list[str | bytes] = [f"[PAD{i}]" for i in range(size)]
-    scores, types = [_UNUSED_SCORE] * size, [int(PieceType.UNUSED)] * size
+    scores, types = [_UNUSED_SCORE] * size, [int(TokenKind.UNUSED)] * size
     for i, piece in enumerate(pieces[:size]):
         tokens[i], scores[i] = piece.text, piece.score
-        types[i] = int(PieceType.NORMAL) if piece.type == PieceType.USER_DEFINED else piece.type
+        types[i] = int(TokenKind.NORMAL) if piece.type == TokenKind.USER_DEFINED else piece.type
     for text, i in read_json(folder / "added_tokens.json").items():
         if i < size:
-            tokens[i], scores[i], types[i] = text, _ADDED_SCORE, int(PieceType.USER_DEFINED)
+            tokens[i], scores[i], types[i] = text, _ADDED_SCORE, int(TokenKind.USER_DEFINED)
     for number, added in _tokenizer_config(folder).get("added_tokens_decoder", {}).items():
         if (i := int(number)) < size:
             tokens[i], types[i] = _added(added["content"], bool(added.get("special")))
@@ -123,13 +124,13 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     texts = {i: text for text, i in vocab.items()} | {i: text for i, text in added.items() if i >= len(vocab)}
     types = [
         int(
-            PieceType.BYTE
+            TokenKind.BYTE
             if i < len(vocab) and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", texts[i])
-            else PieceType.CONTROL
+            else TokenKind.CONTROL
             if i in special
-            else PieceType.NORMAL
+            else TokenKind.NORMAL
             if i < len(vocab)
-            else PieceType.USER_DEFINED
+            else TokenKind.USER_DEFINED
         )
         for i in sorted(texts)
     ]
@@ -154,11 +155,11 @@ def _bpe(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     tokens, types = [], []
     for i in range(size):
         if i not in texts:
-            token, kind = f"[PAD{i}]", int(PieceType.UNUSED)
+            token, kind = f"[PAD{i}]", int(TokenKind.UNUSED)
         elif i in added:
             token, kind = _added(*added[i])
         else:
-            token, kind = texts[i], int(PieceType.NORMAL)
+            token, kind = texts[i], int(TokenKind.NORMAL)
         tokens.append(token)
         types.append(kind)
     return {
@@ -183,8 +184,8 @@ def _added(text: str, special: bool) -> tuple[str, int]:
         or (text.startswith("<unused") and text.endswith(">"))
     )
     if special or looks_special:
-        return text, int(PieceType.CONTROL)
-    return text.replace("\u2581", " "), int(PieceType.USER_DEFINED)
+        return text, int(TokenKind.CONTROL)
+    return text.replace("\u2581", " "), int(TokenKind.USER_DEFINED)
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:

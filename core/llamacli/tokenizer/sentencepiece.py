@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from enum import IntEnum
 from pathlib import Path
 
 import attrs
 
 from llamacli.errors import ModelFormatError
-
-
-class PieceType(IntEnum):
-    """Types of pieces, which are those of tokenizer.ggml.token_type too."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+from llamacli.tokenizer.vocabulary import TokenKind
 
 
 @attrs.frozen
@@ -48,7 +37,7 @@ def read_sentencepiece(path: Path) -> list[Piece]:
 
 
 def _piece(data: bytes) -> Piece:
-    text, score, kind = b"", 0.0, int(PieceType.NORMAL)
+    text, score, kind = b"", 0.0, int(TokenKind.NORMAL)
     for field, value in _fields(data):
         if field == 1 and isinstance(value, bytes):
             text = value
@@ -56,7 +45,7 @@ def _piece(data: bytes) -> Piece:
             score = struct.unpack("<f", value)[0]
         elif field == 3 and isinstance(value, int):
             kind = value
-    return Piece(text, score, int(PieceType(kind)))
+    return Piece(text, score, int(TokenKind(kind)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

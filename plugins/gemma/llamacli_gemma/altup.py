@@ -53,14 +53,12 @@ class PredictStream(Op):
     own: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         n = len(self.streams)
         coefs = run[self.coefs][:, self.own * n : (self.own + 1) * n]
         mixed = sum(coefs[:, k : k + 1] * run[stream] for k, stream in enumerate(self.streams))
         return run[self.streams[self.own]] + mixed
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         streams, coefs, out = [f32(stream) for stream in self.streams], f32(self.coefs), f32(self.out)
         to.step(
             predict_kernel(), PREDICT, streams=streams, n_streams=len(streams), own=self.own,
@@ -70,7 +68,6 @@ class PredictStream(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         streams = x, x + x, x
         yield predict(g, streams, columns(g, x, 5, 9))[1]
         narrow = columns(g, x, 2, 21), columns(g, x, 9, 21)
@@ -88,12 +85,10 @@ class CorrectStream(Lanewise):
     active: Value
 
     def formula(self, v: Vocabulary, predicted: Any, coef: Any, computed: Any, active: Any) -> Any:
-        """See Lanewise."""
         return v.fma(coef + 1.0, computed - active, predicted)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield correct(g, (x, x + x), columns(g, x, 4, 2), x + x)[1]
 
 
@@ -105,18 +100,15 @@ class MatchMagnitude(Op):
     like: Value
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         x, like = run[self.x], run[self.like]
         return x * (np.linalg.norm(like, axis=1, keepdims=True) / np.linalg.norm(x, axis=1, keepdims=True))
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, like, out = f32(self.x), f32(self.like), f32(self.out)
         to.step(match_kernel(), MATCH, x=x, like=like, out=out, width=x.width, work_unit=x.width)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield match_magnitude(g, x, x + x)
         yield match_magnitude(g, columns(g, x, 3, 21), columns(g, x, 20, 21))
 

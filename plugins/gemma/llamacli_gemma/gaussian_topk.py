@@ -31,19 +31,16 @@ class GaussianTopK(Op):
     z: float
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         x = run[self.x]
         cutoff = x.mean(1, keepdims=True) + self.z * x.std(1, ddof=1, keepdims=True)
         return np.maximum(x - cutoff, 0)
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         x, out = f32(self.x), f32(self.out)
         to.step(gaussian_topk_kernel(), TOP_K, x=x, out=out, width=x.width, z=self.z, work_unit=x.width)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield gaussian_topk(g, x, 0.5)
         yield gaussian_topk(g, columns(g, x, 3, 21), -0.2)
 

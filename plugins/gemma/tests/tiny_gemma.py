@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.plugin import PLUS_ONE
 from llamacli.testing import HuggingFaceModel
-from llamacli.testing.hugging_face import plus_one
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -278,7 +278,7 @@ VARIANTS = {
 TRANSFORMERS = {
     "gemma": [
         HuggingFaceModel(
-            "gemma", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], plus_one)
+            "gemma", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], PLUS_ONE)
         )
     ]
 }

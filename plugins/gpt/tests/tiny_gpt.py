@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.plugin import Conversion
 from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
@@ -87,7 +88,7 @@ TRANSFORMERS = {
             "gpt2",
             {"n_inner": 96},
             keys={"attention.head_count_kv": lambda config: config.num_attention_heads},
-            convert=dict.fromkeys(_CONV1D, lambda array, config: array.T),
+            convert=dict.fromkeys(_CONV1D, Conversion(lambda array, settings: array.T)),
         )
     ]
 }

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.plugin import INTERLEAVED
 from llamacli.testing import HuggingFaceModel
-from llamacli.testing.hugging_face import INTERLEAVED
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 

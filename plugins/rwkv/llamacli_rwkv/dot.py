@@ -29,11 +29,9 @@ class Dot(Op):
     head_dim: int
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return np.asarray((run[self.a] * run[self.b]).reshape(run.n, -1, self.head_dim).sum(-1))
 
     def lower(self, to: Lowering) -> None:
-        """See Op."""
         a, b, out = f32(self.a), f32(self.b), f32(self.out)
         to.step(
             dot_kernel(), DOT, a=a, b=b, out=out, n_heads=self.out.width, head_dim=self.head_dim,
@@ -42,7 +40,6 @@ class Dot(Op):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        """See Op."""
         yield dot(g, x, x, 8)
         yield dot(g, x, x, x.width)
 

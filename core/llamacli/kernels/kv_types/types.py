@@ -75,22 +75,18 @@ class FloatType(CellType):
         return self.item == np.uint16
 
     def part_bytes(self, head_dim: int) -> int:
-        """See CellType."""
         return PAGE * head_dim * self.item.itemsize
 
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
-        """See CellType."""
         self._cells(parts, x.shape[-1], is_key)[:, lanes] = (to_bf16(x) if self.is_bf16 else x).swapaxes(0, 1)
 
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
-        """See CellType."""
         cells = self._cells(parts, head_dim, is_key)
         if self.is_bf16:
             return from_bf16(cells)
         return cells.astype(np.float32)
 
     def copy(self, parts: Bytes, source: Bytes, lanes: slice, head_dim: int, *, is_key: bool) -> None:
-        """See CellType."""
         self._cells(parts, head_dim, is_key)[:, lanes] = self._cells(source, head_dim, is_key)[:, lanes]
 
     def _cells(self, parts: Bytes, head_dim: int, is_key: bool) -> npt.NDArray[Any]:
@@ -133,12 +129,10 @@ class IntegerType(CellType):
         return self.header_bytes + 2 * self.unit_bytes
 
     def part_bytes(self, head_dim: int) -> int:
-        """See CellType."""
         return -(-head_dim // BLOCK) * self.header_bytes + -(-head_dim // UNIT) * self.unit_bytes
 
     @np.errstate(invalid="ignore", over="ignore")  # NaN and infinity stay non-finite
     def write(self, parts: Bytes, lanes: slice, x: Floats, *, is_key: bool) -> None:
-        """See CellType."""
         x = rotated(x.swapaxes(0, 1))  # [n_head, n, head_dim]
         if not is_key:
             self._write(parts, lanes, x, is_key)
@@ -187,7 +181,6 @@ class IntegerType(CellType):
 
     @np.errstate(invalid="ignore", over="ignore")
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
-        """See CellType."""
         x = self._read(parts, head_dim, is_key)
         if is_key:
             means = [self._prefix_mean(parts, first, head_dim) for first in MEAN_PREFIXES[:-1]]
