@@ -407,6 +407,54 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "llama": {"embeddings": True},
+    "llama_biases": {"prefix": "", "dtype": "BF16"},
+    "qwen2": {"dtype": "F16", "rank": 2},
+    "qwen3": {},
+    "gemma2": {},
+    "granite": {"lora_alpha": 7},
+    "olmo2": {},
+    "smollm3": {},
+}
+"""Options of `write_adapter` by the case of the base."""
+
+
+def write_adapter(
+    folder: Path,
+    name: str,
+    *,
+    embeddings: bool = False,
+    prefix: str = "base_model.model.",
+    dtype: str = "F32",
+    rank: int = 4,
+    **fields: Any,
+) -> Path:
+    """Write a PEFT adapter of all projections of a case; return its folder.
+
+    With `embeddings`, the table of embeddings is changed as well. `fields` are those of adapter_config.json.
+    """
+    path, tensors = folder / f"{name}-adapter", {}
+    path.mkdir()
+    for tensor, shape in shapes_of(CASES[name]).items():
+        if tensor.endswith("_proj.weight"):
+            stem, parts = tensor.removesuffix(".weight"), {"lora_A.weight": (rank, shape[1])}
+            parts["lora_B.weight"] = (shape[0], rank)
+        elif embeddings and tensor.endswith("embed_tokens.weight"):
+            stem, parts = tensor.removesuffix(".weight"), {"lora_embedding_A": (rank, shape[0])}
+            parts["lora_embedding_B"] = (shape[1], rank)
+        else:
+            continue
+        for part, size in parts.items():
+            full = f"{prefix}{stem}.{part}"
+            tensors[full] = (dtype, size, encoded(random_values(full, size), dtype))
+    write_safetensors(path / "adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "bias": "none", "task_type": "CAUSAL_LM",
+              "base_model_name_or_path": str(folder / name)} | fields  # fmt: skip
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
+
+
 def summary(path: Path) -> dict[str, dict[str, str]]:
     """Digests of the keys and tensors of a GGUF file, with types."""
     from gguf import GGUFReader
