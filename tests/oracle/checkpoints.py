@@ -1,4 +1,4 @@
-"""Conversions of random checkpoints and adapters by llama.cpp: digests of keys and tensors.
+"""Digests of random checkpoints and adapters as llama.cpp converts them.
 
 Run it from `tests/` with an interpreter that has torch, transformers, sentencepiece and gguf's dependencies, and
 `LLAMA_CPP` naming a folder of llama.cpp's source:
@@ -48,7 +48,7 @@ def convert(name: str, folder: Path, source: Path) -> Path:
 
 
 def convert_adapter(name: str, folder: Path, source: Path) -> Path:
-    """Convert the adapter of a case with the peer; path of the GGUF file."""
+    """Convert a case's adapter with the peer; path of the file."""
     base, out = cases.write_checkpoint(folder, name), folder / "adapter.gguf"
     adapter = cases.write_adapter(folder, name, **cases.ADAPTERS[name])
     script = [f"{source}/convert_lora_to_gguf.py", str(adapter), "--base", str(base), "--outfile", str(out)]
@@ -57,7 +57,7 @@ def convert_adapter(name: str, folder: Path, source: Path) -> Path:
 
 
 def main() -> None:
-    """Record the digests of all cases and adapters, or of those that are named."""
+    """Record the digests of all cases, or of those named."""
     source = Path(os.environ["LLAMA_CPP"])
     sys.path.insert(0, f"{source}/gguf-py")
     recorded = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}

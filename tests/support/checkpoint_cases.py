@@ -430,7 +430,7 @@ def write_adapter(
     rank: int = 4,
     **fields: Any,
 ) -> Path:
-    """Write a PEFT adapter of all projections of a case; return its folder.
+    """Write an adapter of a case's projections; return its folder.
 
     With `embeddings`, the table of embeddings is changed as well. `fields` are those of adapter_config.json.
     """

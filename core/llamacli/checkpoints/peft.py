@@ -36,8 +36,9 @@ Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 class PeftAdapter:
-    """LoRA adapter of PEFT; `base` is the folder of its model, if adapter_config.json names one that is there.
+    """LoRA adapter of PEFT.
 
+    `base` is the folder of its model, None unless adapter_config.json names one that is there.
     Raises ModelFormatError naming the file or field that is missing or not supported.
     """
 
@@ -66,7 +67,10 @@ class PeftAdapter:
 
     @property
     def alpha(self) -> float:
-        """Alpha of GGUF, by which changes are scaled over their rank; PEFT's times sqrt(rank) with `use_rslora`."""
+        """Alpha of GGUF: changes are multiplied by it over their rank.
+
+        PEFT's own, times sqrt(rank) with `use_rslora`.
+        """
         alpha, rank = self.fields.get("lora_alpha"), self.fields.get("r")
         if isinstance(alpha, bool) or not isinstance(alpha, int | float):
             raise ModelFormatError(f"{self.path / CONFIG}: `lora_alpha` is {alpha!r}, expected a number")
@@ -77,8 +81,9 @@ class PeftAdapter:
         return alpha * math.sqrt(rank)
 
     def pairs(self, checkpoint: Checkpoint, config: Mapping[str, Any], source: str) -> dict[str, Pair]:
-        """Changes by the GGUF names of the matrices, of a base with these fields of config.json.
+        """Changes by the GGUF names of the matrices.
 
+        `config` are the fields of the base's config.json, which is at `source`.
         Raises ModelFormatError naming the tensor that has no partner, no place in the base, or is no change at all.
         """
         settings = settings_of(config, checkpoint, source)
