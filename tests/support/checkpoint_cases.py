@@ -170,8 +170,9 @@ def decoder_shapes(
     experts: str = "",
     shared: bool = False,
     fused: bool = False,
+    gated: bool = True,
 ) -> Shapes:
-    """Shapes of the tensors of a decoder with gated feed-forward networks.
+    """Shapes of a decoder's tensors; its networks have gates if `gated`.
 
     `qk_norm` is the width of the norms of queries and keys; `experts` the kind of their names, "" without.
     """
@@ -213,6 +214,8 @@ def decoder_shapes(
                       f"{layer}mlp.down_proj.weight": (n_embd, n_ff)}  # fmt: skip
         else:
             found |= _network(f"{layer}mlp.", n_embd, n_ff)
+            if not gated:
+                del found[f"{layer}mlp.gate_proj.weight"]
     found["model.norm.weight"] = (n_embd,)
     if not config.get("tie_word_embeddings"):
         found["lm_head.weight"] = (n_vocab, n_embd)
@@ -317,6 +320,27 @@ CASES: dict[str, dict[str, Any]] = {
         {"num_key_value_heads": 4, "rope_theta": 5e5, "sliding_window": 64, "num_hidden_layers": 5},
         tokenizer="llama3_merged", norms=_SANDWICH[1::2], qk_norm=64,
     ),
+    "olmoe": _case(
+        "OlmoeForCausalLM", "olmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4, "rope_theta": 1e4},
+        tokenizer="llama3_merged", qk_norm=64, experts="qwen",
+    ),
+    "ernie": _case(
+        "Ernie4_5ForCausalLM", "ernie4_5", {"head_dim": 32, "rope_theta": 5e5, "tie_word_embeddings": True},
+        tokenizer="sentencepiece",
+    ),
+    "cohere2": _case(
+        "Cohere2ForCausalLM", "cohere2",
+        {"logit_scale": 0.25, "sliding_window": 64, "rotary_pct": 1.0, "layer_norm_eps": 1e-5, "rope_theta": 5e4,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", norms=("input_layernorm",),
+    ),
+    "seed_oss": _case(
+        "SeedOssForCausalLM", "seed_oss", {"head_dim": 32, "rope_theta": 1e7}, tokenizer="qwen2", biases="qkv"
+    ),
+    "arcee": _case(
+        "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -358,7 +382,7 @@ PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2"}
 
 def shapes_of(case: Mapping[str, Any]) -> Shapes:
     """Shapes of a case's tensors."""
-    names = ("norms", "qk_norm", "biases", "experts", "shared", "fused")
+    names = ("norms", "qk_norm", "biases", "experts", "shared", "fused", "gated")
     shapes = decoder_shapes(case["config"], **{name: case[name] for name in names if name in case})
     for old, new in case.get("renamed", ()):
         shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
