@@ -27,7 +27,8 @@ _KEYS: dict[str, Any] = {
 SECOND = Checkpoint(
     "cohere2", ("Cohere2ForCausalLM",), _KEYS,
     {"logit_scale": 0.0625, "sliding_window": 4096, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
-     "rope_theta": 10000.0, "head_dim": _head_dim, "num_key_value_heads": lambda settings: settings["num_attention_heads"]},
+     "rope_theta": 10000.0, "head_dim": _head_dim,
+     "num_key_value_heads": lambda settings: settings["num_attention_heads"]},
     pre=("command-r",),
 )  # fmt: skip
 
