@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import write_checkpoint
+from checkpoint_cases import write_adapter, write_checkpoint
 from llamacli.gguf import open_gguf
 
 
@@ -54,3 +54,29 @@ def test_wrong_input(invoke, folder: Path, tmp_path: Path) -> None:
     done = invoke("convert", folder, tmp_path / "out.gguf", "Q9")
     assert done.exit_code in (1, 2)
     assert "Q9" in done.stderr or "config.json" in done.stderr
+
+
+def test_peft_adapter(invoke, folder: Path, tmp_path: Path) -> None:
+    """A folder becomes a file for --lora."""
+    adapter, out = write_adapter(tmp_path, "qwen3"), tmp_path / "adapter.gguf"
+    shown = invoke("convert", adapter, out, "--dry-run")
+    assert (shown.exit_code, shown.stdout) == (0, f"{out} would be: LoRA of qwen3, 14 matrices\n")
+    assert not out.exists()
+    assert invoke("convert", adapter, out).exit_code == 0  # the base that adapter_config.json names
+    assert "--force overwrites it" in invoke("convert", adapter, out).stderr
+    assert invoke("convert", adapter, out, "--force", "--base", folder).exit_code == 0
+    with open_gguf(out) as file:
+        assert file.metadata["general.type"] == "adapter"
+        assert file.metadata["adapter.lora.alpha"] == 16.0
+
+
+def test_wrong_uses_with_adapters(invoke, folder: Path, tmp_path: Path) -> None:
+    adapter, out = write_adapter(tmp_path, "qwen3", base_model_name_or_path="user/model"), tmp_path / "out.gguf"
+    missing = invoke("convert", adapter, out)
+    assert missing.exit_code == 1
+    assert "base_model_name_or_path is 'user/model', which is no folder here" in missing.stderr
+    assert invoke("convert", adapter, out, "F16", "--base", folder).exit_code == 2
+    assert "--base is for PEFT adapters" in invoke("convert", folder, out, "--base", folder).stderr
+    loaded = invoke("run", folder, "a", "-n", "1", "--lora", adapter)
+    assert "llamacli convert FOLDER OUT" in loaded.stderr
+    assert not out.exists()

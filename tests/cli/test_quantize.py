@@ -62,6 +62,17 @@ def test_pure(invoke, wide: Path, out: Path) -> None:
     assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q4_K", "F32"}
 
 
+def test_tensor_types(invoke, wide: Path, out: Path) -> None:
+    types = ("--tensor-type", "attn_v=q8_0", "--tensor-type", "attn_=Q5_K")
+    result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run", *types)
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:-1]} == {"Q8_0", "Q5_K", "Q4_K", "Q6_K", "F32"}
+    for wrong in ("attn_v", "attn_v=Q9", "=Q8_0"):
+        refused = invoke("quantize", wide, out, "Q4_K_M", "--tensor-type", wrong)
+        assert (refused.exit_code, "expected NAME=TYPE" in refused.stderr) == (2, True)
+    assert "in no name" in invoke("quantize", wide, out, "Q4_K_M", "--tensor-type", "attn_x=Q8_0").stderr
+    assert not out.exists()
+
+
 def test_fallbacks_are_one_warning_per_width(invoke, tiny_gguf, out: Path) -> None:
     result = invoke("quantize", tiny_gguf("gqa", n_embd=64, n_ff=72), out, "Q4_K_S", "--dry-run")
     assert result.exit_code == 0

@@ -34,7 +34,8 @@ def chosen(case: str, name: str) -> dict[str, str]:
     infos = tensor_infos(shapes)
     kind, *options = name.split()
     pure, has_imatrix = mixtures.PURE in options, mixtures.IMATRIX in options
-    choices = choose(infos, metadata_of(keys), file_type(kind), pure=pure, has_imatrix=has_imatrix)
+    given: dict[str, Any] = {"pure": pure, "has_imatrix": has_imatrix, "overrides": mixtures.overrides_of(name)}
+    choices = choose(infos, metadata_of(keys), file_type(kind), **given)
     types = {info.name: (choices[info.name].type if info.name in choices else info.type).name for info in infos}
     return mixtures.by_stem(types)
 
@@ -45,6 +46,25 @@ def test_types_match_llama_cpp(case: str) -> None:
     assert recorded | {"NVFP4"} == {*FILE_TYPES, *ALIASES}  # llama.cpp writes no NVFP4
     for name, expected in GOLDEN[case].items():
         assert chosen(case, name) == expected, name
+
+
+def test_overrides_were_recorded() -> None:
+    assert {name for recorded in GOLDEN.values() for name in recorded if "=" in name} == set(mixtures.OVERRIDDEN)
+
+
+def test_overrides_apply_without_a_mixture() -> None:
+    shapes, keys = mixtures.CASES["grouped heads"]
+    overrides = [("attn_q", TensorType.Q8_0), ("ATTN_", TensorType.BF16)]
+    choices = choose(tensor_infos(shapes), metadata_of(keys), file_type("F16"), overrides=overrides)
+    found = {name.split(".")[-2]: choice.type for name, choice in choices.items()}
+    assert (found["attn_q"], found["attn_k"], found["ffn_up"]) == (TensorType.Q8_0, TensorType.BF16, TensorType.F16)
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("(", "no regex"), ("attn_x", "in no name")])
+def test_wrong_overrides_are_named(pattern: str, text: str) -> None:
+    shapes, keys = mixtures.CASES["grouped heads"]
+    with pytest.raises(InvalidRequestError, match=text):
+        choose(tensor_infos(shapes), metadata_of(keys), file_type("Q4_K_M"), overrides=[(pattern, TensorType.Q8_0)])
 
 
 def test_independent_of_tensor_order() -> None:

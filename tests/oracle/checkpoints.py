@@ -1,11 +1,12 @@
-"""Conversions of random checkpoints by llama.cpp's convert_hf_to_gguf.py: digests of keys and tensors.
+"""Digests of random checkpoints and adapters as llama.cpp converts them.
 
 Run it from `tests/` with an interpreter that has torch, transformers, sentencepiece and gguf's dependencies, and
 `LLAMA_CPP` naming a folder of llama.cpp's source:
 
     LLAMA_CPP=.../llama.cpp PYTHONPATH=support:. python -m oracle.checkpoints [NAME ...]
 
-The name of the pre-tokenizer, which the script finds by a digest of known vocabularies, is given to it.
+The scripts are convert_hf_to_gguf.py and convert_lora_to_gguf.py. The name of the pre-tokenizer, which they find by a
+digest of known vocabularies, is given to them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 import checkpoint_cases as cases
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints.json"
+
+ADAPTER = "adapter of "
+"""Beginning of the names of adapters' results."""
 
 _RUN = """
 import runpy, sys
@@ -43,15 +47,25 @@ def convert(name: str, folder: Path, source: Path) -> Path:
     return out
 
 
+def convert_adapter(name: str, folder: Path, source: Path) -> Path:
+    """Convert a case's adapter with the peer; path of the file."""
+    base, out = cases.write_checkpoint(folder, name), folder / "adapter.gguf"
+    adapter = cases.write_adapter(folder, name, **cases.ADAPTERS[name])
+    script = [f"{source}/convert_lora_to_gguf.py", str(adapter), "--base", str(base), "--outfile", str(out)]
+    subprocess.run([sys.executable, "-c", _RUN, str(source), "", *script], check=True, capture_output=True, text=True)
+    return out
+
+
 def main() -> None:
-    """Record the digests of all cases, or of those that are named."""
+    """Record the digests of all cases, or of those named."""
     source = Path(os.environ["LLAMA_CPP"])
     sys.path.insert(0, f"{source}/gguf-py")
     recorded = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
-    for name in sys.argv[1:] or cases.CASES:
+    for name in sys.argv[1:] or [*cases.CASES, *(f"{ADAPTER}{name}" for name in cases.ADAPTERS)]:
+        run = convert_adapter if name.startswith(ADAPTER) else convert
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = cases.summary(convert(name, Path(folder), source))
+                found = cases.summary(run(name.removeprefix(ADAPTER), Path(folder), source))
             except subprocess.CalledProcessError as error:
                 print(f"{name}: {error.stderr.strip().splitlines()[-1]}")
                 continue

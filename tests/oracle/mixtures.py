@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llamacli.gguf import open_gguf
+from llamacli.quantization import TensorType
 from oracle.goldens import DIRECTORY
 from oracle.quantizers import FILE_TYPES, peer_quantize, write_model
 
@@ -27,6 +30,11 @@ WEIGHED = (
     "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
 """File types recorded with an importance matrix."""
+
+OVERRIDDEN = (
+    "Q4_K_M attn_v=Q8_0 ffn_(gate|up)=IQ4_NL", "Q4_K_M pure attn_v=Q8_0", "Q3_K_M blk\\.[0-3]\\.=Q6_K v=Q5_0",
+)  # fmt: skip
+"""File types recorded with types of some tensors, by regexes."""
 
 ONLY_WEIGHED = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
 """File types that llama.cpp refuses to write without one."""
@@ -95,6 +103,22 @@ def by_stem(types: dict[str, str]) -> dict[str, str]:
     return {stem: runs(kind for _, kind in sorted(found)) for stem, found in sorted(stems.items())}
 
 
+def overridden(shapes: Shapes) -> list[str]:
+    """File types with overrides that are all found in these names."""
+    names = [f"{name}.weight" for name, shape in shapes.items() if len(shape) > 1]
+    return [
+        name
+        for name in OVERRIDDEN
+        if all(any(re.search(pattern, one) for one in names) for pattern, _ in overrides_of(name))
+    ]
+
+
+def overrides_of(name: str) -> list[tuple[str, TensorType]]:
+    """Regexes and types behind the name of a file type."""
+    parts = [option.rpartition("=") for option in name.split() if "=" in option]
+    return [(pattern, TensorType[kind]) for pattern, _, kind in parts]
+
+
 def _record() -> None:
     golden: dict[str, dict[str, dict[str, str]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -106,10 +130,11 @@ def _record() -> None:
                 for name, shape in shapes.items()
             }
             plain = [name for name in FILE_TYPES if name not in (*ONLY_WEIGHED, "NVFP4")]
-            for name in (*plain, f"Q4_K_M {PURE}", *(f"{name} {IMATRIX}" for name in WEIGHED)):
+            for name in (*plain, f"Q4_K_M {PURE}", *(f"{name} {IMATRIX}" for name in WEIGHED), *overridden(shapes)):
                 kind, *options = name.split()
                 importance = ones if IMATRIX in options else None
-                peer_quantize(source, target, kind, pure=PURE in options, importance=importance)
+                given: dict[str, Any] = {"importance": importance, "overrides": overrides_of(name)}
+                peer_quantize(source, target, kind, pure=PURE in options, **given)
                 with open_gguf(target) as file:
                     types = {info.name: info.type.name for info in file.tensors.values()}
                 golden.setdefault(case, {})[name] = by_stem(types)

@@ -10,7 +10,7 @@ import argparse
 import ctypes
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,17 @@ def write_model(path: Path, tensors: dict[str, tuple[Any, ...] | Matrix], **meta
 
 
 def peer_quantize(
-    source: Path, target: Path, file_type: str, *, pure: bool = False, importance: dict[str, Matrix] | None = None
+    source: Path,
+    target: Path,
+    file_type: str,
+    *,
+    pure: bool = False,
+    importance: dict[str, Matrix] | None = None,
+    overrides: Sequence[tuple[str, int]] = (),
 ) -> None:
     """Quantise a file with llama.cpp.
 
-    `importance` are weights of columns by tensor, float32 [n_matrices * n_columns].
+    `importance` are weights of columns by tensor, float32 [n_matrices * n_columns], `overrides` types by regex.
     """
     import llama_cpp
 
@@ -113,6 +119,11 @@ def peer_quantize(
             data = weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             entry.name, entry.data, entry.size = name.encode(), data, weights.size
         params.imatrix = entries
+    if overrides:
+        types = (llama_cpp.llama_model_tensor_override * (len(overrides) + 1))()
+        for entry, (pattern, kind) in zip(types, overrides, strict=False):
+            entry.pattern, entry.type = pattern.encode(), kind
+        params.tt_overrides = types
     params.ftype, params.pure, params.allow_requantize, params.nthread = FILE_TYPES[file_type], pure, True, 2
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
         raise SystemExit(f"the peer does not quantise {source} to {file_type}")

@@ -170,8 +170,9 @@ def decoder_shapes(
     experts: str = "",
     shared: bool = False,
     fused: bool = False,
+    gated: bool = True,
 ) -> Shapes:
-    """Shapes of the tensors of a decoder with gated feed-forward networks.
+    """Shapes of a decoder's tensors; its networks have gates if `gated`.
 
     `qk_norm` is the width of the norms of queries and keys; `experts` the kind of their names, "" without.
     """
@@ -213,6 +214,8 @@ def decoder_shapes(
                       f"{layer}mlp.down_proj.weight": (n_embd, n_ff)}  # fmt: skip
         else:
             found |= _network(f"{layer}mlp.", n_embd, n_ff)
+            if not gated:
+                del found[f"{layer}mlp.gate_proj.weight"]
     found["model.norm.weight"] = (n_embd,)
     if not config.get("tie_word_embeddings"):
         found["lm_head.weight"] = (n_vocab, n_embd)
@@ -317,6 +320,27 @@ CASES: dict[str, dict[str, Any]] = {
         {"num_key_value_heads": 4, "rope_theta": 5e5, "sliding_window": 64, "num_hidden_layers": 5},
         tokenizer="llama3_merged", norms=_SANDWICH[1::2], qk_norm=64,
     ),
+    "olmoe": _case(
+        "OlmoeForCausalLM", "olmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4, "rope_theta": 1e4},
+        tokenizer="llama3_merged", qk_norm=64, experts="qwen",
+    ),
+    "ernie": _case(
+        "Ernie4_5ForCausalLM", "ernie4_5", {"head_dim": 32, "rope_theta": 5e5, "tie_word_embeddings": True},
+        tokenizer="sentencepiece",
+    ),
+    "cohere2": _case(
+        "Cohere2ForCausalLM", "cohere2",
+        {"logit_scale": 0.25, "sliding_window": 64, "rotary_pct": 1.0, "layer_norm_eps": 1e-5, "rope_theta": 5e4,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", norms=("input_layernorm",),
+    ),
+    "seed_oss": _case(
+        "SeedOssForCausalLM", "seed_oss", {"head_dim": 32, "rope_theta": 1e7}, tokenizer="qwen2", biases="qkv"
+    ),
+    "arcee": _case(
+        "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -358,7 +382,7 @@ PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2"}
 
 def shapes_of(case: Mapping[str, Any]) -> Shapes:
     """Shapes of a case's tensors."""
-    names = ("norms", "qk_norm", "biases", "experts", "shared", "fused")
+    names = ("norms", "qk_norm", "biases", "experts", "shared", "fused", "gated")
     shapes = decoder_shapes(case["config"], **{name: case[name] for name in names if name in case})
     for old, new in case.get("renamed", ()):
         shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
@@ -405,6 +429,54 @@ def write_checkpoint(folder: Path, name: str) -> Path:
 def digest(data: bytes) -> str:
     """Short digest of bytes."""
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "llama": {"embeddings": True},
+    "llama_biases": {"prefix": "", "dtype": "BF16"},
+    "qwen2": {"dtype": "F16", "rank": 2},
+    "qwen3": {},
+    "gemma2": {},
+    "granite": {"lora_alpha": 7},
+    "olmo2": {},
+    "smollm3": {},
+}
+"""Options of `write_adapter` by the case of the base."""
+
+
+def write_adapter(
+    folder: Path,
+    name: str,
+    *,
+    embeddings: bool = False,
+    prefix: str = "base_model.model.",
+    dtype: str = "F32",
+    rank: int = 4,
+    **fields: Any,
+) -> Path:
+    """Write an adapter of a case's projections; return its folder.
+
+    With `embeddings`, the table of embeddings is changed as well. `fields` are those of adapter_config.json.
+    """
+    path, tensors = folder / f"{name}-adapter", {}
+    path.mkdir()
+    for tensor, shape in shapes_of(CASES[name]).items():
+        if tensor.endswith("_proj.weight"):
+            stem, parts = tensor.removesuffix(".weight"), {"lora_A.weight": (rank, shape[1])}
+            parts["lora_B.weight"] = (shape[0], rank)
+        elif embeddings and tensor.endswith("embed_tokens.weight"):
+            stem, parts = tensor.removesuffix(".weight"), {"lora_embedding_A": (rank, shape[0])}
+            parts["lora_embedding_B"] = (shape[1], rank)
+        else:
+            continue
+        for part, size in parts.items():
+            full = f"{prefix}{stem}.{part}"
+            tensors[full] = (dtype, size, encoded(random_values(full, size), dtype))
+    write_safetensors(path / "adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "bias": "none", "task_type": "CAUSAL_LM",
+              "base_model_name_or_path": str(folder / name)} | fields  # fmt: skip
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
 
 
 def summary(path: Path) -> dict[str, dict[str, str]]:

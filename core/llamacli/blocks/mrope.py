@@ -1,6 +1,6 @@
 """Multimodal RoPE (M-RoPE): pairs in sections for time, height and width.
 
-Wang et al. 2024 (Qwen2-VL, arXiv:2409.12191), Bai et al. 2025 (Qwen3-VL, arXiv:2511.21631). A fourth section is of one
+Wang et al. 2024 (arXiv:2409.12191), Bai et al. 2025 (arXiv:2511.21631). A fourth section is of one
 more position, which is 0 on text.
 """
 
@@ -14,7 +14,7 @@ from llamacli.ops.rope import Rope
 def read_mrope(metadata: Metadata, architecture: str, head_dim: int, *, alternate: bool, partial: bool = False) -> Rope:
     """Read `{architecture}.rope.*`, `dimension_sections` included.
 
-    Sections follow each other (Qwen2-VL) or `alternate` pair by pair (Qwen3-VL). Only with `partial` may a part of each
+    Sections follow each other, or `alternate` pair by pair. Only with `partial` may a part of each
     head be rotated. Raises ModelFormatError naming the key that is of a wrong type, out of range or unknown.
     """
     rope = Rope.from_gguf(metadata, architecture, head_dim, interleaved=False)

@@ -126,7 +126,7 @@ class CheckpointFile:
 
     def _targets(self, n_layer: int) -> Iterator[tuple[str, _Source]]:
         checkpoint = self._checkpoint
-        names = _Names(checkpoint, n_layer, self._config_path)
+        names = Names(checkpoint, n_layer, self._config_path)
         single: dict[str, tuple[str, ...]] = {}
         experts: dict[str, dict[int, str]] = {}
         scales = set(self._scales.values())
@@ -277,7 +277,7 @@ class CheckpointFile:
         """Do nothing: the mappings live as long as this object."""
 
 
-class _Names:
+class Names:
     """Names of a checkpoint's tensors in GGUF; collects those that have none."""
 
     def __init__(self, checkpoint: Checkpoint, n_layer: int, config_path: str):

@@ -45,7 +45,7 @@ class Folder:
         if not names:
             return "the folder is empty: no model"
         if "adapter_config.json" in names:
-            return "a PEFT adapter, not a model: convert_lora_to_gguf.py of llama.cpp makes a file for --lora of it"
+            return "a PEFT adapter, not a model: `llamacli convert` makes a file for --lora of it"
         if gguf := [name for name in names if name.endswith(".gguf")]:
             return f"a folder: name the file, such as {self.path / gguf[0]}"
         return "config.json is missing: this is no Hugging Face checkpoint, or its download is incomplete"

@@ -148,9 +148,12 @@ def _rope_keys(settings: Settings) -> dict[str, Any]:
 
 
 def general_keys(
-    path: Path, architecture: str, shapes: Mapping[str, tuple[int, ...]], file_type: int
+    path: Path, architecture: str, shapes: Mapping[str, tuple[int, ...]], file_type: int | None
 ) -> dict[str, Any]:
-    """Keys `general.*`: names and sizes by gguf's heuristics, sampling defaults."""
+    """Keys `general.*`: names and sizes by gguf's heuristics, sampling defaults.
+
+    Those of an adapter without `file_type`.
+    """
     writer = gguf.GGUFWriter(None, architecture)
     for name, shape in shapes.items():
         writer.add_tensor_info(name, shape, _F32, 0)
@@ -167,8 +170,9 @@ def general_keys(
     generation = read_json(path / "generation_config.json")
     if metadata.sampling_penalty_repeat is None:  # gguf before 0.20 reads penalty_repeat only
         metadata.sampling_penalty_repeat = generation.get("repetition_penalty")
-    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_type(gguf.GGUFType.ADAPTER if file_type is None else gguf.GGUFType.MODEL)
     metadata.set_gguf_meta_model(writer)
     casts = {gguf.GGUFValueType.FLOAT32: float, gguf.GGUFValueType.INT32: np.int32}
     found = {key: casts.get(pair.type, lambda x: x)(pair.value) for key, pair in writer.kv_data[0].items()}
-    return found | {"general.file_type": file_type, "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    kind = {} if file_type is None else {"general.file_type": file_type}
+    return found | kind | {"general.quantization_version": gguf.GGML_QUANT_VERSION}

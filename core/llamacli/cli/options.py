@@ -133,6 +133,8 @@ class LoraFile(click.Path):
         """Parse a file and its scale, 1 by default."""
         if isinstance(value, tuple):
             return value
+        if Path(str(value)).is_dir():
+            self.fail(f"{value} is a folder: `llamacli convert FOLDER OUT` makes a file of a PEFT adapter.", param, ctx)
         file, colon, number = str(value).rpartition(":")
         if not colon or Path(str(value)).exists():
             return str(value), 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 @click.argument("out", type=PATH)
 @click.argument("kind", metavar="TYPE", shell_complete=complete_type)
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
+@option("--tensor-type", metavar="NAME=TYPE", multiple=True, help="Type of tensors whose names hold the regex NAME.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
@@ -46,6 +48,7 @@ def quantize(
     out: str,
     kind: str,
     imatrix: str | None,
+    tensor_type: tuple[str, ...],
     pure: bool,
     allow_requantize: bool,
     force: bool,
@@ -64,6 +67,8 @@ def quantize(
     With --imatrix the errors of weights are weighed by the mean squares of what they are multiplied by. Q2_K_S,
     IQ3_XS, IQ3_XXS and TYPEs that begin with IQ2 or IQ1 need one.
 
+    --tensor-type, as in attn_v=Q8_0, may be given several times; the first that fits counts.
+
     For a split model, MODEL is any of its files, and OUT is one file. Norms, routers and metadata other than the file
     type are copied. OUT is written atomically: an interrupted run leaves nothing behind.
     """
@@ -79,14 +84,27 @@ def quantize(
         wanted = file_type(kind)
     except InvalidRequestError as error:
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
+    overrides = [_named_type(text) for text in tensor_type]
     model = resolve_model(model)
     if not dry_run:
         check_out(out, force=force)
     importance = read_imatrix(Path(imatrix)) if imatrix else None
     with open_gguf(model) as file:
-        planned = plan(file, wanted, pure=pure, imatrix=importance)
+        planned = plan(file, wanted, pure=pure, imatrix=importance, overrides=overrides)
         _check_requantizing(planned, allow_requantize)
         finish(planned, out, threads, force=force, dry_run=dry_run)
+
+
+def _named_type(text: str) -> tuple[str, IntEnum]:
+    """Regex and type of NAME=TYPE."""
+    from llamacli.conversion import FILE_TYPES
+
+    pattern, _, name = text.rpartition("=")
+    known = {kind.type.name: kind.type for kind in FILE_TYPES.values()}
+    if not pattern or name.upper() not in known:
+        expected = f"expected NAME=TYPE, as in attn_v=Q8_0; types are {', '.join(known)}"
+        raise click.BadParameter(f"{text!r}: {expected}.", param_hint="--tensor-type")
+    return pattern, known[name.upper()]
 
 
 def finish(planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool) -> None:

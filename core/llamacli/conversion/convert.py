@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,14 +139,22 @@ class Plan:
         return sum(tensor.target.n_bytes for tensor in self.tensors)
 
 
-def plan(file: SourceFile, file_type: FileType, *, pure: bool = False, imatrix: ImportanceMatrix | None = None) -> Plan:
+def plan(
+    file: SourceFile,
+    file_type: FileType,
+    *,
+    pure: bool = False,
+    imatrix: ImportanceMatrix | None = None,
+    overrides: Sequence[tuple[str, IntEnum]] = (),
+) -> Plan:
     """Choose the type of every tensor.
 
-    See `mixtures`. ModelFormatError if one cannot be dequantised; InvalidRequestError if an entry of the importance
-    matrix has another size than its tensor.
+    See `mixtures`. `overrides` are types by regexes of names. ModelFormatError if one cannot be dequantised;
+    InvalidRequestError if an entry of the importance matrix has another size than its tensor.
     """
     has_imatrix = imatrix is not None
-    choices = choose(file.tensors.values(), file.metadata, file_type, pure=pure, has_imatrix=has_imatrix)
+    options: dict[str, Any] = {"pure": pure, "has_imatrix": has_imatrix, "overrides": overrides}
+    choices = choose(file.tensors.values(), file.metadata, file_type, **options)
     tensors = []
     for info in file.tensors.values():
         choice = choices.get(info.name, Choice(info.type, info.type))

@@ -7,7 +7,7 @@ for single architectures are left out.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum, IntEnum
 
 import attrs
@@ -84,19 +84,36 @@ def choose(
     *,
     pure: bool = False,
     has_imatrix: bool = False,
+    overrides: Sequence[tuple[str, IntEnum]] = (),
 ) -> dict[str, Choice]:
     """Choose the types of all tensors to be quantised, by name.
 
-    With `pure` all get the same type, except for fallbacks. Some mixtures depend on `has_imatrix`.
+    With `pure` all get the same type, except for fallbacks. Some mixtures depend on `has_imatrix`. `overrides` are
+    regexes of names with types, the first that is found in a name counts. Raises InvalidRequestError for a regex that
+    is none, or found in no name.
     """
     # llama.cpp counts layers in this order, whatever the file's is.
     ordered = sorted(filter(is_quantizable, tensors), key=lambda info: (_layer(info.name), info.name.encode()))
-    if kind.type not in BLOCK_FORMATS and kind.type not in CODEBOOK_TYPES:
-        return {info.name: Choice(_fitting(kind.type, info.shape[-1]), kind.type) for info in ordered}
     types: dict[str, IntEnum] = dict.fromkeys((info.name for info in ordered), kind.type)
-    if not pure:
-        types = _mixed(ordered, {info.name for info in tensors}, _Model.of(metadata, has_imatrix), kind)
+    given = _overridden([info.name for info in ordered], overrides)
+    if not pure and (kind.type in BLOCK_FORMATS or kind.type in CODEBOOK_TYPES):
+        mixed = [info for info in ordered if info.name not in given]  # llama.cpp counts the others alone
+        types = _mixed(mixed, {info.name for info in tensors}, _Model.of(metadata, has_imatrix), kind)
+    types |= given
     return {info.name: Choice(_fitting(types[info.name], info.shape[-1]), types[info.name]) for info in ordered}
+
+
+def _overridden(names: Sequence[str], overrides: Sequence[tuple[str, IntEnum]]) -> dict[str, IntEnum]:
+    found: dict[str, IntEnum] = {}
+    for pattern, kind in reversed(overrides):
+        try:
+            matching = [name for name in names if re.search(pattern.lower(), name)]
+        except re.error as error:
+            raise InvalidRequestError(f"{pattern!r} is no regex of tensor names: {error}") from None
+        if not matching:
+            raise InvalidRequestError(f"{pattern!r} is in no name of a tensor that can be quantised")
+        found |= dict.fromkeys(matching, kind)
+    return found
 
 
 _NEED_IMATRIX = (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)

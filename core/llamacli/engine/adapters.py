@@ -139,6 +139,8 @@ def load_adapter(
     naming the key or tensor, for a file that is no LoRA adapter, is of another architecture, or has tensors that do not
     fit the model.
     """
+    if os.path.isdir(path):
+        raise ModelFormatError(f"{path}: a folder: `llamacli convert FOLDER OUT` makes a file of a PEFT adapter")
     with open_gguf(path) as file:
         alpha = _checked_alpha(file.metadata, architecture)
         pairs = _pairs(file, shapes)

@@ -22,7 +22,10 @@ _INVALID = -20_000_000
 
 
 class BestScores(VocabularyScheme):
-    """Vocabulary whose tokens have scores; `types` as in the file, `scores`: float32, both [n_vocab]."""
+    """Vocabulary whose tokens have scores.
+
+    `types` as in the file, `scores`: float32, both [n_vocab].
+    """
 
     def __init__(self, vocabulary: Vocabulary, types: npt.NDArray[np.integer], scores: npt.NDArray[np.float32]):
         super().__init__(vocabulary)
@@ -33,7 +36,7 @@ class BestScores(VocabularyScheme):
         self._bytes = bytes_
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
-        """Return the ids of text; a byte order mark at its start is dropped."""
+        """Return the ids of text, without a byte order mark."""
         text = text.removeprefix("\ufeff")
         n = len(text)
         costs, tokens, lengths = [0] * (n + 1), [-1] * n, [1] * n
@@ -60,7 +63,7 @@ class BestScores(VocabularyScheme):
 
     @cached_property
     def _tokens(self) -> dict[str, tuple[int, int]]:
-        """Tokens and their rounded scores by text; of equal texts, the last counts."""
+        """Tokens and rounded scores by text, the last of equal texts."""
         found = {}
         for token, text in enumerate(self._vocabulary.tokens):
             if self._types[token] != TokenKind.BYTE and text:

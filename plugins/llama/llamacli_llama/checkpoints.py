@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Llama, Mistral and Mixtral."""
+"""Hugging Face checkpoints of Llama, Mistral, Mixtral and relatives."""
 
 import math
 from collections.abc import Callable
@@ -77,6 +77,15 @@ CHECKPOINTS = (
     _decoder(
         "SmolLM3ForCausalLM", architecture="smollm3", max_position_embeddings=32768, num_key_value_heads=4,
         rope_theta=2e6, head_dim=None,
+    ),
+    _decoder(
+        "ArceeForCausalLM", architecture="arcee", max_position_embeddings=4096, rms_norm_eps=1e-5,
+    ),
+    Checkpoint(
+        "seed_oss", ("SeedOssForCausalLM",), {},
+        {"num_key_value_heads": 8, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6, "head_dim": 128,
+         "rope_theta": 10000.0},
+        pre=("seed-coder", "qwen2"),
     ),
     _decoder("MistralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8),
     _decoder(

@@ -132,7 +132,7 @@ class Plamo2(Plamo3):
         self.add_norm(block, "post_attention_norm", c.n_embd)
 
     def attention(self, g: Graph, c: Any, w: Weights, i: int, block: Params, h: Value) -> Value:
-        """Attention, or the state space layer with step sizes, writing and reading normalised."""
+        """Attention of block i, or its state space layer with normalised parts."""
         if c.heads_kv[i]:
             return super().attention(g, c, w, i, block, h)
         d = c.d_ssm

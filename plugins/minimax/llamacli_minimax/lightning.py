@@ -31,12 +31,12 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class LightningConfig(DecoderConfig):
-    """Hyperparameters; `recurrent` tells of each layer whether its attention is the linear one."""
+    """Hyperparameters; layers with linear attention are `recurrent`."""
 
     recurrent: tuple[bool, ...]
 
     def decays(self, i: int) -> tuple[float, ...]:
-        """Decay of each head in layer i: slopes fall with the head and with the layer."""
+        """Decay of each head in layer i."""
         start = 2.0 ** -(2.0 ** -(math.log2(self.n_head) - 3))
         depth = 1 - i / (self.n_layer - 1) + 1e-5
         return tuple(math.exp(-(start ** (head + 1)) * depth) for head in range(self.n_head))
@@ -67,7 +67,7 @@ class MiniMax01(Decoder):
         return LightningConfig.from_gguf(metadata, **fields | {"residual_scale": scale}, recurrent=recurrent)
 
     def mixture(self, metadata: Metadata) -> Mixture:
-        """Experts of every layer, as wide as the key of dense networks says."""
+        """Experts of every layer, as wide as `feed_forward_length` says."""
         width = metadata.get_int(f"{self.name}.feed_forward_length", minimum=1, maximum=1 << 24)
         found = Mixture.from_gguf(metadata, self.name, scoring=Scoring.SOFTMAX, renormalize=True, n_ff=width)
         return attrs.evolve(found, n_dense=0, n_ff=width)

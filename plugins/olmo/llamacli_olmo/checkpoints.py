@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of OLMo 2 and OLMo 3."""
+"""Hugging Face checkpoints of OLMo 2, OLMo 3 and OLMoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,9 +37,16 @@ _KEYS: dict[str, Any] = {
 }
 
 SECOND = Checkpoint("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _KEYS, _DEFAULTS, pre=("dbrx", "olmo"))
+MIXTURE = Checkpoint(
+    "olmoe", ("OlmoeForCausalLM",), {},
+    _DEFAULTS | {"max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8}, pre=("dbrx", "olmo"),
+    rename=((r"(\.experts\.(?:down|gate_up)_proj)$", r"\1.weight"),),
+    split={r"\.experts\.gate_up_proj\.weight$": (".experts.gate_proj.weight", ".experts.up_proj.weight")},
+)  # fmt: skip
 
 
 @hookimpl
 def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
     """Register the layouts."""
     register(SECOND)
+    register(MIXTURE)
