@@ -38,6 +38,7 @@ from llamacli.cli.text import argument, read_file
 from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import ChatTemplateError, InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
+from llamacli.hub.personas import Persona, persona
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.models import LoadedModel, ModelSource
     from llamacli.serve.ray.engine import RayEngine
-    from llamacli.serve.requests import ModelInfo
+    from llamacli.serve.requests import ModelInfo, Preset
     from llamacli.serve.settings import EngineSettings
 
 _COUNT, _COUNT_OR_0 = Integer(1), Integer(0)
@@ -403,7 +404,8 @@ def model_sources(
         if not separator or Path(text).exists():
             name, file = Path(text).stem if Path(text).exists() else text, text
         own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
-        sources.append(ModelSource(name, Path(resolve_model(file)), *own))
+        preset = _preset(persona(file))
+        sources.append(ModelSource(name, Path(resolve_model(file)), *own, preset=preset))
     drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
     for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
         if not more.is_file():
@@ -413,6 +415,13 @@ def model_sources(
     if twice is not None:
         raise click.UsageError(f"Two models are called {twice!r}; give another name, as in NAME={twice}.gguf.")
     return sources
+
+
+def _preset(own: Persona | None) -> Preset | None:
+    """Defaults of requests by a persona."""
+    from llamacli.serve.requests import Preset
+
+    return None if own is None else Preset(**attrs.asdict(own, filter=lambda field, _: field.name != "model"))
 
 
 def catalogued(folder: Path, sources: Sequence[ModelSource]) -> list[ModelSource]:

@@ -367,7 +367,8 @@ class ModelSource:
 
     `adapters` are files of LoRA adapters, with their scales; `draft` is the file of a draft model, or `MTP` for the
     model's own multi-token-prediction head. `mmproj` is the file of the encoder of pictures, None for the one beside
-    the model. `preset` are defaults of its requests.
+    the model. `preset` are defaults of its requests; `is_fixed` is False for a model of the catalogue, which clients
+    change.
     """
 
     name: str
@@ -377,6 +378,7 @@ class ModelSource:
     draft: Path | Literal["mtp"] | None = None
     mmproj: Path | None = None
     preset: Preset | None = None
+    is_fixed: bool = True
 
 
 @attrs.frozen
