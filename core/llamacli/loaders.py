@@ -165,6 +165,8 @@ def _beginning(path: Path) -> str | None:
         return "a Git LFS pointer, not the model: `git lfs pull` in its folder fetches the file"
     if start.startswith((b"<!doctype html", b"<html")):
         return "an HTML page, not a model: download the file itself, at an address with /resolve/ instead of /blob/"
+    if path.suffix.lower() == ".safetensors":
+        return f"weights in safetensors: give the folder with their config.json, as in llamacli run {path.parent}/"
     return None
 
 

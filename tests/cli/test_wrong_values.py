@@ -158,3 +158,26 @@ def test_wrong_arguments(args: list[str], said: tuple[str, ...], invoke: Callabl
     assert result.exit_code in (1, 2)
     for part in said:
         assert part in message
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("quantize m.gguf q4_k_m q.gguf", "OUT comes before TYPE. Here: llamacli quantize m.gguf q.gguf q4_k_m"),
+        ("quantize m.gguf Q4_K_M", "Here: llamacli quantize m.gguf m-Q4_K_M.gguf Q4_K_M"),
+        ("quantize folder a.gguf Q8_0", "folder is a folder. Here: llamacli convert folder a.gguf Q8_0"),
+        ("run m.safetensors", "weights in safetensors: give the folder with their config.json"),
+        ("run demo hi -j schema.json", "schema.json is a file. Here: --json-schema-file schema.json"),
+        ("run demo hi --grammar schema.json", "schema.json is a file. Here: --grammar-file schema.json"),
+        ("bench m.gguf -m m.gguf", "MODEL and -m exclude each other."),
+    ],
+)
+def test_answer_says_what_to_type(arguments, said, invoke, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.gguf", "m.safetensors", "schema.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "folder").mkdir()
+    failed = invoke(*arguments.split())
+    assert failed.exit_code in (1, 2)
+    assert said in " ".join(failed.stderr.split())

@@ -33,7 +33,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 @click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
-@click.argument("kind", metavar="TYPE", shell_complete=complete_type)
+@click.argument("kind", metavar="TYPE", required=False, shell_complete=complete_type)
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
@@ -44,7 +44,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 def quantize(
     model: str,
     out: str,
-    kind: str,
+    kind: str | None,
     imatrix: str | None,
     pure: bool,
     allow_requantize: bool,
@@ -75,9 +75,18 @@ def quantize(
         from llamacli.plugins import installed_plugins
 
     installed_plugins().loaders()  # the tensor types of plugins
+    if Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder. Here: llamacli convert {model} {out} {kind or 'TYPE'}")
+    if kind is None:
+        named = Path(model).with_suffix("").name
+        raise click.UsageError(
+            f"MODEL, OUT and TYPE are needed. Here: llamacli quantize {model} {named}-{out}.gguf {out}"
+        )
     try:
         wanted = file_type(kind)
     except InvalidRequestError as error:
+        if _is_type(out):
+            raise click.UsageError(f"OUT comes before TYPE. Here: llamacli quantize {model} {kind} {out}") from None
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
     model = resolve_model(model)
     if not dry_run:
@@ -87,6 +96,15 @@ def quantize(
         planned = plan(file, wanted, pure=pure, imatrix=importance)
         _check_requantizing(planned, allow_requantize)
         finish(planned, out, threads, force=force, dry_run=dry_run)
+
+
+def _is_type(text: str) -> bool:
+    from llamacli.conversion import file_type
+
+    try:
+        return bool(file_type(text))
+    except InvalidRequestError:
+        return False
 
 
 def finish(planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool) -> None:
