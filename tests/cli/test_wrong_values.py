@@ -22,15 +22,17 @@ ARGUMENTS = {
     "batch": ["/dev/null"], "worker": ["--secret-file", "/dev/null"],
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
     "convert": ["folder", "out.gguf"],
-    "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
+    "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "create": ["x"], "plugins new": ["mymodel"],
     "plugins check": ["llama"],
 }  # fmt: skip
 """Further arguments of commands; those with MODEL have it first."""
 
-ANY = {"prompt", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
+ANY = {"prompt", "system", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
 """Options that take any text."""
 
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "origin": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
+    "settings": (["much"], ("'much' is not NAME=VALUE", "as in temperature=0.3")),
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
     "catalogue": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
@@ -62,6 +64,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 """Wrong texts, and parts of their messages."""
 
 NEEDS = {
+    "settings": ["--from", "demo"],
     "html": ["--logprobs", "1"],
     "folder": ["--like", "dense"],
     "ssl_cert_file": ["--ssl-key-file", "/dev/null"],

@@ -25,19 +25,20 @@ _CONTEXT = ("num_ctx", "ctx_size", "num_thread", "num_gpu", "num_batch")
 @option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read these settings from an ollama Modelfile.")
 @option("-sys", "--system", metavar="TEXT", allow_from_autoenv=False, help="System prompt.")
 @option(
-    "--set", "values", metavar="NAME=VALUE", multiple=True, allow_from_autoenv=False,
+    "--set", "settings", metavar="NAME=VALUE", multiple=True, allow_from_autoenv=False,
     help="Parameter, such as temperature=0.3, seed, max_tokens or stop. May be given several times.",
 )  # fmt: skip
 @option("--force", is_flag=True, allow_from_autoenv=False, help="Replace a name that exists.")
 @global_options
 def create(
-    name: str, origin: str | None, file: str | None, system: str | None, values: tuple[str, ...], force: bool
+    name: str, origin: str | None, file: str | None, system: str | None, settings: tuple[str, ...], force: bool
 ) -> None:
     """Give a model, a system prompt and parameters a name.
 
     `run NAME` and `serve NAME` use them where no option or request says otherwise. The name is a table of the file
     aliases.toml in the configuration folder; `rm NAME` deletes it, and nothing is downloaded or copied.
     """
+    from llamacli.hub.names import lookup, reference
     from llamacli.hub.personas import create_persona
 
     table: dict[str, Any] = _of_modelfile(Path(file)) if file is not None else {}
@@ -45,9 +46,11 @@ def create(
         table["from"] = str(Path(origin).absolute()) if Path(origin).exists() else origin
     if "from" not in table:
         raise click.UsageError(f"Which model? llamacli create {name} --from MODEL, or -f Modelfile.")
+    if not Path(table["from"]).exists() and lookup(table["from"]) is None:
+        reference(table["from"])
     if system is not None:
         table["system"] = argument(system)
-    for text in values:
+    for text in settings:
         key, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"{text!r} is not NAME=VALUE, as in temperature=0.3.")

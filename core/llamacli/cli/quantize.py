@@ -77,6 +77,8 @@ def quantize(
     installed_plugins().loaders()  # the tensor types of plugins
     if Path(model).is_dir():
         raise click.UsageError(f"{model} is a folder. Here: llamacli convert {model} {out} {kind or 'TYPE'}")
+    if kind is None and not _is_type(out):
+        raise click.UsageError("Missing argument 'TYPE'.")
     if kind is None:
         named = Path(model).with_suffix("").name
         raise click.UsageError(
