@@ -99,3 +99,21 @@ def test_kubernetes_example_has_known_options_and_presets(tmp_path: Path) -> Non
     assert volumes["data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert service["spec"]["selector"] == template["metadata"]["labels"] == server["spec"]["selector"]["matchLabels"]
     assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((CONTRIB.parent / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_workflows_name_targets_that_exist(path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    makefile = (CONTRIB.parent / "Makefile").read_text()
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    workflow = yaml.safe_load(path.read_text())
+    for job in workflow["jobs"].values():
+        assert {*job.get("needs", "").split()} <= workflow["jobs"].keys()
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            assert set(re.findall(r"\bmake ([\w-]+)", step.get("run", ""))) <= targets
+            assert all(
+                (CONTRIB.parent / script).is_file() for script in re.findall(r"\btools/\S+\.py", step.get("run", ""))
+            )

@@ -87,7 +87,8 @@ def indexed(documents: list[dict[str, Any]]) -> Any:
 def ranked(index: Any, query: str) -> list[str]:
     """Pages, best first, as by Material for MkDocs.
 
-    The best section of a page counts. A term matches what it begins. Scores count twice for a page or with all terms, and five times for both.
+    The best section of a page counts. A term matches what it begins. Scores count twice for a page or with all terms,
+    and five times for both.
     """
     terms = query.split()
     best: dict[str, float] = {}

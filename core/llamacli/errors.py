@@ -171,14 +171,17 @@ class CacheFull(LlamaCliError):  # noqa: N818 - other libraries use this name
 
 
 class OutOfMemoryError(LlamaCliError, MemoryError):
-    """The KV cache does not fit into memory; nothing was changed.
+    """A KV cache or a model does not fit into memory.
+
+    Nothing was changed.
 
     Attributes: `asked`, bytes requested; `available`, bytes available.
     """
 
-    def __init__(self, asked: int, available: int):
+    def __init__(self, asked: int, available: int, message: str = ""):
         self.asked, self.available = asked, available
-        super().__init__(f"out of memory: the KV cache needs {asked} bytes more, and {available} are available")
+        usual = f"out of memory: the KV cache needs {asked} bytes more, and {available} are available"
+        super().__init__(message or usual)
 
 
 class StateError(LlamaCliError, ValueError):

@@ -32,7 +32,7 @@ from llamacli.gguf import GGUFFile, Metadata
 from llamacli.graph import Graph
 from llamacli.inputs import Inputs
 from llamacli.kv import CacheStrategy
-from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
+from llamacli.loaders import ModelFile, Progress, WatchedFile, expect_memory, identity, open_model_file
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -486,6 +486,8 @@ def load_model(
         name = copy_key(paths, model_id, mode) if key and not program else None
         if load == LoadMode.MAP and not key:
             raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
+        if engine is None and load != LoadMode.MAP and program is None:
+            expect_memory(file)
         compiler = engine or default_engine(threads, name, LoadMode(load), prompts)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)

@@ -49,7 +49,10 @@ def test_pull_list_and_rm(hub, server: hub_server.HubServer, tmp_path: Path) -> 
 
     (listed,) = json.loads(hub("list", "--json").stdout)
     assert (listed["model"], listed["path"], listed["n_bytes"]) == (f"{REPO}:Q4_K_M", str(path), path.stat().st_size)
-    assert hub("list").stdout.splitlines()[1].split()[0] == f"{REPO}:Q4_K_M"
+    assert listed["fits"] is True
+    head, line = hub("list").stdout.splitlines()
+    assert line.split()[0] == f"{REPO}:Q4_K_M"
+    assert (head.split()[2], line.split()[3]) == ("fits", "yes")
 
     # What is in the cache runs without the hub.
     server.requests.clear()

@@ -22,15 +22,17 @@ ARGUMENTS = {
     "batch": ["/dev/null"], "worker": ["--secret-file", "/dev/null"],
     "tokenize": ["text"], "embed": ["text"], "rank": ["query", "text"], "quantize": ["out.gguf", "Q8_0"],
     "convert": ["folder", "out.gguf"],
-    "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "plugins new": ["mymodel"],
+    "rm": ["user/repo"], "pull": ["user/repo"], "completion": ["bash"], "create": ["x"], "plugins new": ["mymodel"],
     "plugins check": ["llama"],
 }  # fmt: skip
 """Further arguments of commands; those with MODEL have it first."""
 
-ANY = {"prompt", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
+ANY = {"prompt", "system", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
 """Options that take any text."""
 
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "origin": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
+    "settings": (["much"], ("'much' is not NAME=VALUE", "as in temperature=0.3")),
     "hf_repo": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "kv_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--kv-memory", "--help")),
     "catalogue": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),
@@ -63,6 +65,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 """Wrong texts, and parts of their messages."""
 
 NEEDS = {
+    "settings": ["--from", "demo"],
     "html": ["--logprobs", "1"],
     "folder": ["--like", "dense"],
     "ssl_cert_file": ["--ssl-key-file", "/dev/null"],
@@ -159,3 +162,26 @@ def test_wrong_arguments(args: list[str], said: tuple[str, ...], invoke: Callabl
     assert result.exit_code in (1, 2)
     for part in said:
         assert part in message
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("quantize m.gguf q4_k_m q.gguf", "OUT comes before TYPE. Here: llamacli quantize m.gguf q.gguf q4_k_m"),
+        ("quantize m.gguf Q4_K_M", "Here: llamacli quantize m.gguf m-Q4_K_M.gguf Q4_K_M"),
+        ("quantize folder a.gguf Q8_0", "folder is a folder. Here: llamacli convert folder a.gguf Q8_0"),
+        ("run m.safetensors", "weights in safetensors: give the folder with their config.json"),
+        ("run demo hi -j schema.json", "schema.json is a file. Here: --json-schema-file schema.json"),
+        ("run demo hi --grammar schema.json", "schema.json is a file. Here: --grammar-file schema.json"),
+        ("bench m.gguf -m m.gguf", "MODEL and -m exclude each other."),
+    ],
+)
+def test_answer_says_what_to_type(arguments, said, invoke, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.gguf", "m.safetensors", "schema.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "folder").mkdir()
+    failed = invoke(*arguments.split())
+    assert failed.exit_code in (1, 2)
+    assert said in " ".join(failed.stderr.split())

@@ -197,3 +197,27 @@ def test_the_last_model_takes_the_encoder_along(cache: Path) -> None:
     assert encoder.exists()
     hub.remove(Reference("user/repo", "Q2_K"))
     assert not encoder.exists()
+
+
+GIB = 1 << 30
+SIZES = {"m-Q4_K_M.gguf": 5 * GIB, "m-Q8_0.gguf": 9 * GIB, "m-Q2_K.gguf": 2 * GIB, "m-IQ3_M.gguf": 3 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("free", "chosen"),
+    [(8, "m-Q4_K_M.gguf"), (4, "m-IQ3_M.gguf"), (2.5, "m-Q2_K.gguf"), (1, "m-Q4_K_M.gguf"), (None, "m-Q4_K_M.gguf")],
+)
+def test_largest_type_that_fits_is_taken(
+    free: float | None, chosen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub, "available_memory", lambda: None if free is None else int(free * GIB))
+    assert hub._fitting(choose(SIZES, None), SIZES) == [chosen]
+    assert ("Q4_K_M does not fit the free memory" in caplog.text) == (chosen != "m-Q4_K_M.gguf")
+
+
+def test_parts_of_a_split_model_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "available_memory", lambda: 4 * GIB)
+    parts = [f"m-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+    small = [f"m-Q3_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+    sizes = dict.fromkeys(parts, 3 * GIB) | dict.fromkeys(small, GIB)
+    assert hub._fitting(choose(sizes, None), sizes) == small

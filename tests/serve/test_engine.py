@@ -604,7 +604,7 @@ def test_defect_of_the_scheduler_fails_its_requests_and_the_engine_goes_on(
 def test_models_are_added_and_removed_while_the_server_runs(demo: Model, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(DEMO.read_bytes())
-    source = ModelSource("added", copy, preset=Preset(system="Be brief."))
+    source = ModelSource("added", copy, preset=Preset(system="Be brief."), is_fixed=False)
 
     async def use(engine: LocalEngine) -> None:
         engine.add(source)

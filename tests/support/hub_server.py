@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo not in self.server.repos:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             return
-        siblings = [{"rfilename": name} for name in self.server.repos[repo]]
+        siblings = [{"rfilename": name, "size": len(data)} for name, data in self.server.repos[repo].items()]
         answer = {"id": repo, "sha": self.server.commit(repo), "siblings": siblings} | self.server.about.get(repo, {})
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 

@@ -182,7 +182,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: list[_Helper] = []
         is_frozen = getattr(sys, "frozen", False)  # then the executable is no Python
-        self._works = os.name == "posix" and bool(sys.executable) and not is_frozen
+        self._works = sys.platform != "win32" and bool(sys.executable) and not is_frozen
         self._has_warned = False
 
     def take(self) -> _Helper | None:

@@ -18,8 +18,7 @@ from llamacli.checkpoints.safetensors import SafetensorsFile, as_float
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import TensorInfo, metadata_pair, write_gguf
 from llamacli.quantization import TensorType
-from llamacli.tokenizer.hugging_face import read_json
-from llamacli.util.files import replacing
+from llamacli.util.files import read_json, replacing
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

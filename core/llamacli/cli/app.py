@@ -20,7 +20,7 @@ from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, note, on
 from llamacli.errors import LlamaCliError
 
 ELSEWHERE = {
-    "show": "inspect MODEL", "create": "quantize MODEL OUT TYPE", "ls": "list", "chat": "run MODEL",
+    "show": "inspect MODEL", "ls": "list", "chat": "run MODEL",
     "cli": "run MODEL", "generate": "run MODEL PROMPT", "completions": "completion bash", "server": "serve MODEL",
     "remove": "rm USER/REPO", "delete": "rm USER/REPO", "download": "pull USER/REPO", "embedding": "embed MODEL TEXT",
     "rerank": "rank MODEL QUERY TEXT", "models": "list", "search": "list --names", "info": "inspect MODEL",
@@ -32,7 +32,7 @@ ELSEWHERE = {
 WITHOUT = {
     "ps": "each command loads its own model; `llamacli serve` lists what is loaded under /models and /api/ps",
     "stop": "a model ends with its command; Ctrl-C ends `llamacli serve`",
-    "cp": "models are files: copy the file, or give a model a name in aliases.toml (llamacli list --help)",
+    "cp": "models are files: copy the file, or give a model a name: llamacli create NAME --from MODEL",
     "push": "models are files; `hf upload` of huggingface_hub uploads them",
     "login": "set HF_TOKEN, or run `hf auth login` of huggingface_hub",
 }

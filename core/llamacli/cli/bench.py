@@ -35,6 +35,7 @@ def _lengths(short: str, name: str, default: str, text: str) -> Callable[[Any], 
 
 
 @click.command(cls=Command)
+@click.argument("file", required=False, metavar="[MODEL]", type=PATH)
 @option("-m", "--model", type=PATH, help="Model file; default: the demo model.")
 @_lengths("-p", "--n-prompt", "512", f"Prompt lengths in tokens, each from 0 to {_MAX}; 0: no test.")
 @_lengths("-n", "--n-gen", "128", f"Numbers of tokens to generate, each from 0 to {_MAX}; 0: no test.")
@@ -53,6 +54,7 @@ def _lengths(short: str, name: str, default: str, text: str) -> Callable[[Any], 
 @option("--plot", type=ImagePath(), help="Also plot the results to a PNG, SVG or PDF file. Needs matplotlib.")
 @options.global_options
 def bench(
+    file: str | None,
     model: str | None,
     n_prompt: tuple[int, ...],
     n_gen: tuple[int, ...],
@@ -73,6 +75,9 @@ def bench(
     `pp512` evaluates a prompt of 512 tokens at once, `tg128` generates 128 tokens one by one. Tokens are random, and
     the output has the columns of llama.cpp's benchmark.
     """
+    if None not in (file, model):
+        raise click.UsageError("MODEL and -m exclude each other.")
+    model = file if model is None else model
     path = resolve_model(model) if model is not None else str(demo_path())
     measured: list[Row] = []
     with load(path, mode, threads, lora, load_mode, pop_overrides(given), prompts=prompts) as loaded:

@@ -8,8 +8,11 @@ from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
 from llamacli.hub.demo import demo_path
+from llamacli.util.system import fits
 
 REFERENCE = "USER/REPO[:QUANT]"
+
+_FITS = {True: "yes", False: "no", None: ""}
 
 
 @click.command(cls=Command)
@@ -19,7 +22,8 @@ def pull(reference: str) -> None:
     """Download a model from the Hugging Face hub.
 
     Prints its path. A short name, such as `family:8b`, may be given instead; `list --names` prints them. QUANT selects
-    one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first file.
+    one of several files, as in user/repo:Q5_K_M; default: Q4_K_M, else Q8_0, else the first
+    file; of these and smaller ones the one that fits the free memory.
     Cached files are not downloaded again unless there is a newer revision.
     """
     from llamacli.hub.names import reference as named
@@ -37,6 +41,7 @@ def pull(reference: str) -> None:
 def list_models(names: bool, packed: bool, supported: str | None, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
+    The column fits compares a model's size with the free memory.
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
     line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
@@ -59,15 +64,20 @@ def list_models(names: bool, packed: bool, supported: str | None, json: bool) ->
     else:
         from llamacli.hub.repositories import cached_models
 
-        time_key, columns = "modified", ["model", "size:", "modified", "file"]
+        time_key, columns = "modified", ["model", "size:", "fits", "modified", "file"]
         found = [(str(model.reference), model.path, model.n_bytes, model.modified) for model in cached_models()]
         none = "the cache has no GGUF files; llamacli pull downloads one"
     if json:
         keys = ("model", "path", "n_bytes", time_key)
-        print_json([dict(zip(keys, (name, str(path), *rest), strict=True)) for name, path, *rest in found])
+        more = {} if packed else {path: {"fits": fits(size)} for _, path, size, _ in found}
+        rows = [(path, dict(zip(keys, (name, str(path), *rest), strict=True))) for name, path, *rest in found]
+        print_json([row | more.get(path, {}) for path, row in rows])
     elif found:
-        rows = [(name, human_bytes(size), local_minute(time), path.name) for name, path, size, time in found]
-        print_table(columns, [row[: len(columns)] for row in rows])
+        lines = [
+            (name, human_bytes(size), *(() if packed else (_FITS[fits(size)],)), local_minute(time), path.name)
+            for name, path, size, time in found
+        ]
+        print_table(columns, [line[: len(columns)] for line in lines])
     else:
         note(none)
 
@@ -108,7 +118,7 @@ def _print_names(json: bool) -> None:
 @option("--packed", is_flag=True, help="Delete all packed copies of models in the cache folder instead.")
 @global_options
 def rm(references: tuple[str, ...], packed: bool) -> None:
-    """Delete models from the Hugging Face cache.
+    """Delete models from the Hugging Face cache, or names of your own.
 
     Without QUANT all GGUF files of the repository are deleted; its other files stay. Packed copies are made
     again when their models are loaded.
@@ -120,9 +130,16 @@ def rm(references: tuple[str, ...], packed: bool) -> None:
 
         note(f"packed copies: {human_bytes(remove_copies())} freed")
         return
+    from llamacli.hub.names import own_names
     from llamacli.hub.names import reference as named
+    from llamacli.hub.personas import remove_name
     from llamacli.hub.repositories import remove
 
+    own = [name for name in references if name in own_names()]
+    for name in own:
+        remove_name(name)
+        note(f"{name}: the name is deleted, its model stays")
+    references = tuple(name for name in references if name not in own)
     for reference in list(map(named, references)):
         note(f"{reference}: {human_bytes(remove(reference))} freed")
 

@@ -20,11 +20,13 @@ from llamacli.cli.speculation import MTP
 from llamacli.cli.text import read_file
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
+from llamacli.hub.personas import Persona, persona
 from llamacli.util.sampling_params import PARAMETERS
 from llamacli.util.settings import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from llamacli.serve.models import ModelSource
+    from llamacli.serve.requests import Preset
 
 _ALL = "*"
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
@@ -94,13 +96,20 @@ def model_sources(
         if not separator or Path(text).exists():
             name, file = Path(text).stem if Path(text).exists() else text, text
         own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
-        sources.append(ModelSource(name, Path(resolve_model(file)), *own))
+        preset = _preset_of(persona(file))
+        sources.append(ModelSource(name, Path(resolve_model(file)), *own, preset=preset))
     drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
     for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
     expect_distinct(sources)
     return sources
+
+
+def _preset_of(own: Persona | None) -> Preset | None:
+    from llamacli.serve.requests import Preset
+
+    return None if own is None else Preset(**attrs.asdict(own, filter=lambda field, _: field.name != "model"))
 
 
 def expect_distinct(sources: Sequence[ModelSource]) -> None:
@@ -145,9 +154,8 @@ def _is_model(path: Path) -> bool:
 
 def _source(name: str, path: Path, mmproj: Path | None) -> ModelSource:
     from llamacli.serve.models import ModelSource
-    from llamacli.serve.requests import Preset
 
-    return ModelSource(name, path, mmproj=mmproj, preset=Preset(), stamp=_stamp(path))
+    return ModelSource(name, path, mmproj=mmproj, is_fixed=False, stamp=_stamp(path))
 
 
 def _stamp(path: Path) -> str:

@@ -34,7 +34,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 @click.command(cls=Command)
 @click.argument("model", type=PATH)
 @click.argument("out", type=PATH)
-@click.argument("kind", metavar="TYPE", shell_complete=complete_type)
+@click.argument("kind", metavar="TYPE", required=False, shell_complete=complete_type)
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
 @option("--tensor-type", metavar="NAME=TYPE", multiple=True, help="Type of tensors whose names hold the regex NAME.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
@@ -46,7 +46,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 def quantize(
     model: str,
     out: str,
-    kind: str,
+    kind: str | None,
     imatrix: str | None,
     tensor_type: tuple[str, ...],
     pure: bool,
@@ -80,9 +80,20 @@ def quantize(
         from llamacli.plugins import installed_plugins
 
     installed_plugins().loaders()  # the tensor types of plugins
+    if Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder. Here: llamacli convert {model} {out} {kind or 'TYPE'}")
+    if kind is None and not _is_type(out):
+        raise click.UsageError("Missing argument 'TYPE'.")
+    if kind is None:
+        named = Path(model).with_suffix("").name
+        raise click.UsageError(
+            f"MODEL, OUT and TYPE are needed. Here: llamacli quantize {model} {named}-{out}.gguf {out}"
+        )
     try:
         wanted = file_type(kind)
     except InvalidRequestError as error:
+        if _is_type(out):
+            raise click.UsageError(f"OUT comes before TYPE. Here: llamacli quantize {model} {kind} {out}") from None
         raise click.BadParameter(f"{error}.", param_hint="TYPE") from None
     overrides = [_named_type(text) for text in tensor_type]
     model = resolve_model(model)
@@ -105,6 +116,15 @@ def _named_type(text: str) -> tuple[str, IntEnum]:
         expected = f"expected NAME=TYPE, as in attn_v=Q8_0; types are {', '.join(known)}"
         raise click.BadParameter(f"{text!r}: {expected}.", param_hint="--tensor-type")
     return pattern, known[name.upper()]
+
+
+def _is_type(text: str) -> bool:
+    from llamacli.conversion import file_type
+
+    try:
+        return bool(file_type(text))
+    except InvalidRequestError:
+        return False
 
 
 def finish(planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool) -> None:

@@ -16,12 +16,13 @@ from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
 from llamacli.cli.overrides import override_options, pop_overrides
-from llamacli.cli.sampling import check_constraint, sampling_options
+from llamacli.cli.sampling import FIELDS, check_constraint, sampling_options
 from llamacli.cli.speculation import speculation_options
 from llamacli.cli.text import argument, read_file, read_stdin, unescaped, without_final_newline
 from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
+from llamacli.hub.personas import Persona, persona
 from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -158,6 +159,8 @@ def run(
     if model is None:  # but "" is a name, of a file that cannot be opened
         model = str(demo_path())
         chat = chat._replace(raw=chat.raw or not chat.requested)
+    elif (own := persona(model)) is not None:
+        chat = _with_persona(ctx, own, chat, given)
     text = _prompt(second, prompt, file, escape=given["escape"])
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
@@ -166,6 +169,22 @@ def run(
 
     if execute(RunOptions.pop_from(given, model=model, prompt=text, chat=chat, overrides=overrides)) == "interrupt":
         ctx.exit(EXIT_CODE)
+
+
+def _with_persona(ctx: click.Context, own: Persona, chat: ChatOptions, given: dict[str, Any]) -> ChatOptions:
+    """Chat options with those of a persona.
+
+    Its parameters go into `given` where the command line has none.
+    """
+    more = {"seed": own.seed, "max_tokens": own.max_tokens, "stop": own.stop or None, **own.sampling}
+    names = {field: name for name, field in FIELDS.items() if name in given} | {name: name for name in given}
+    for field, value in more.items():
+        name = names[field]
+        if value is not None and ctx.get_parameter_source(name) in (ParameterSource.DEFAULT, None):
+            given[name] = value
+    return chat._replace(
+        system=chat.system or own.system, template=chat.template or own.template or None, requested=chat.requested
+    )
 
 
 def _check_outputs(*, html: str | None, logprobs: int, save_session: str | None, **_: Any) -> None:

@@ -173,6 +173,10 @@ def check_constraint(given: Mapping[str, Any]) -> list[str]:
 
 def _constraint(given: Mapping[str, Any]) -> dict[str, str]:
     named = check_constraint(given)
+    for name in ("grammar", "json_schema"):
+        if name in named and len(given[name]) < 256 and "\0" not in given[name] and Path(given[name]).is_file():
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"{given[name]} is a file. Here: --{flag}-file {given[name]}")
     return {
         name.removesuffix("_file"): read_file(Path(given[name])) if name.endswith("_file") else argument(given[name])
         for name in named

@@ -1,6 +1,7 @@
 """Memory-mapped GGUF files, single or split."""
 
 import contextlib
+import errno
 import math
 import mmap
 import os
@@ -79,6 +80,12 @@ class _Shard:
 
 
 def _unreadable(path: Path, error: Exception) -> ModelFormatError:
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # address space: pages need no memory yet
+        size = path.stat().st_size / (1 << 30)
+        return ModelFormatError(
+            f"{path}: the file has {size:.1f} GiB, and the address space of this process is limited (ulimit -v): "
+            "raise the limit, or take a smaller quantization"
+        )
     return ModelFormatError(f"{path}: cannot read the file: {getattr(error, 'strerror', None) or error}")
 
 

@@ -1,7 +1,8 @@
 """Short names of models of the Hugging Face hub, such as `family:8b`.
 
 The package ships a list, `data/models.toml`. A user's own names are in `aliases.toml` in the configuration folder
-(~/.config/llamacli on Linux), a name and a repository or a file in each line: `mine = "user/repo:Q5_K_M"`.
+(~/.config/llamacli on Linux), a name and a repository or a file in each line: `mine = "user/repo:Q5_K_M"`, or a table
+with a model, a system prompt and parameters: see `llamacli.hub.personas`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ def shipped_names() -> dict[str, str]:
 
 
 def aliases() -> dict[str, str]:
-    """Names of the user's own file; InvalidRequestError unless a table of strings."""
+    """Models of the names in the user's own file. Raises InvalidRequestError."""
+    return {name: value["from"] if isinstance(value, dict) else value for name, value in own_names().items()}
+
+
+def own_names() -> dict[str, Any]:
+    """Names of the user's own file.
+
+    Values are strings, and tables with a model `from`. Raises InvalidRequestError.
+    """
     path = aliases_path()
     if path is None or not path.is_file():
         return {}
@@ -54,9 +63,11 @@ def aliases() -> dict[str, str]:
         found: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{path}: not a file of names: {error}") from None
-    wrong = next((name for name, value in found.items() if not isinstance(value, str)), None)
+    models = {name: value.get("from") if isinstance(value, dict) else value for name, value in found.items()}
+    wrong = next((name for name, model in models.items() if not isinstance(model, str)), None)
     if wrong is not None:
-        raise InvalidRequestError(f'{path}: {wrong} must be a string, as in {wrong} = "user/repo:Q4_K_M"')
+        example = f'{wrong} = "user/repo:Q4_K_M"'
+        raise InvalidRequestError(f"{path}: {wrong} must be a string, as in {example}, or a table with from")
     return found
 
 
@@ -79,7 +90,10 @@ def lookup(name: str) -> Reference | Path | None:
     own = aliases().get(name)
     if own is not None:
         path = Path(own).expanduser()
-        return path if path.is_file() or own.endswith(".gguf") else Reference.parse(own)
+        if path.exists() or own.endswith(".gguf"):
+            return path
+        named = lookup(own) if own != name and own not in aliases() else None
+        return Reference.parse(own) if named is None else named
     if name == DEMO:
         return demo_path()
     key = name.lower().removesuffix(f":{LATEST}")

@@ -7,16 +7,20 @@ HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 import contextlib
 import errno
 import importlib
+import logging
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from llamacli.errors import HubError, InvalidRequestError
+from llamacli.util.system import available_memory, fits
+
+_log = logging.getLogger(__name__)
 
 _MIN_VERSION = (2, 4)
 """The first version of huggingface_hub that can delete single files from its cache."""
@@ -217,8 +221,11 @@ def fetch(
     utils = importlib.import_module("huggingface_hub.utils")
     utils.logging.set_verbosity_error()  # its warnings, such as retries, either become errors or do not matter
     with _hub_errors(reference):
-        names = [sibling.rfilename for sibling in library.HfApi().model_info(reference.repo).siblings or ()]
+        siblings = library.HfApi().model_info(reference.repo, files_metadata=True).siblings or ()
+    names = [sibling.rfilename for sibling in siblings]
     files = choose(names, reference.quant)
+    if reference.quant is None:
+        files = _fitting(files, {one.rfilename: one.size for one in siblings if getattr(one, "size", None)})
     if not files or not set(files) <= set(names):
         raise HubError(f"{reference}: {_offer(names)}")
     encoder = choose_encoder(names, files[0])
@@ -241,6 +248,27 @@ def declared(reference: Reference) -> str | None:
     found = (getattr(info, "gguf", None) or {}).get("architecture")
     classes = (getattr(info, "config", None) or {}).get("architectures") or [None]
     return str(found or classes[0]) if found or classes[0] else None
+
+
+def _fitting(files: list[str], sizes: Mapping[str, int]) -> list[str]:
+    """Files of the usual type, or of a smaller one that fits.
+
+    It is the largest that fits the free memory; a warning names it.
+    """
+
+    def size(model: Sequence[str]) -> int:
+        return sum(sizes.get(file, 0) for file in model)
+
+    free = available_memory()
+    if free is None or fits(size(files), free):
+        return files
+    others = [_shards(file, found) for file in sizes if (found := _model(file)) and int(found["number"] or 1) == 1]
+    smaller = [other for other in others if size(other) < size(files) and fits(size(other), free)]
+    chosen = max(smaller, key=size, default=files)
+    if chosen != files:
+        told = f"{_quant_of(files[0])} does not fit the free memory"
+        _log.warning("%s: %s of %.1f GiB is taken", told, _quant_of(chosen[0]), size(chosen) / (1 << 30))
+    return chosen
 
 
 def _reporting(progress: Callable[[str, int, int], None]) -> type:

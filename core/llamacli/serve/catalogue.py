@@ -83,7 +83,9 @@ class Catalogue:
         """
         manifest = self.read(name)
         adapters = tuple((self.folder / file, 1.0) for file in manifest.adapters)
-        return ModelSource(name, self.folder / manifest.files[0], adapters=adapters, preset=manifest.preset)
+        return ModelSource(
+            name, self.folder / manifest.files[0], adapters=adapters, preset=manifest.preset, is_fixed=False
+        )
 
     def has(self, name: str) -> bool:
         """True for a model of the catalogue."""

@@ -104,11 +104,8 @@ class Entry:
 
     @property
     def is_fixed(self) -> bool:
-        """True for a model of the server's start.
-
-        Those of a catalogue have a preset.
-        """
-        return self.source.preset is None
+        """True for a model of the server's start."""
+        return self.source.is_fixed
 
     @property
     def info(self) -> ModelInfo:

@@ -371,6 +371,7 @@ class ModelSource:
 
     - `n_ctx`, `kv_memory`, `keep_alive`: in the place of the server's settings; None for those.
     - `pinned`: it stays loaded. `stamp`: changes with the file, for sources that are read again.
+    - `is_fixed`: False for a model of a folder, presets or the catalogue, which may change or go.
     """
 
     name: str
@@ -384,6 +385,7 @@ class ModelSource:
     kv_memory: int | None = None
     keep_alive: float | None = None
     pinned: bool = False
+    is_fixed: bool = True
     stamp: str = ""
 
 

@@ -94,4 +94,6 @@ def send_error(connection: Connection, number: int, error: Exception) -> None:
 def error_of(frame: Frame, peer: str) -> Exception:
     """Error that a worker sent."""
     memory = frame.numbers("memory")
-    return OutOfMemoryError(*memory) if len(memory) == 2 else StageError(f"{peer}: {frame.text('message')}")
+    return (
+        OutOfMemoryError(memory[0], memory[1]) if len(memory) == 2 else StageError(f"{peer}: {frame.text('message')}")
+    )

@@ -245,7 +245,12 @@ def _lock(descriptor: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a directory, which makes a rename in it durable."""
+    """Sync a directory, which makes a rename in it durable.
+
+    Windows opens no directories.
+    """
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

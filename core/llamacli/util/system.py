@@ -123,6 +123,19 @@ def available_memory(root: Path = ROOT) -> int | None:
     return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
 
+_REST = 256 << 20
+"""Bytes of Python, kernels and a short context beside the weights of a model."""
+
+
+def fits(n_bytes: int, available: int | None = None) -> bool | None:
+    """True if a model of so many bytes fits into memory.
+
+    None if the available memory is unknown.
+    """
+    available = available_memory() if available is None else available
+    return None if available is None else n_bytes + _REST <= available
+
+
 def huge_pages(root: Path = ROOT) -> str | None:
     """Setting of transparent huge pages: always, madvise, never; None if unknown."""
     found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))

@@ -1,0 +1,58 @@
+"""Program that generates a reply on a simulated macOS or Windows.
+
+Calls that the system lacks are taken away. Prints the reply. Used by tests/test_other_systems.py.
+"""
+
+import builtins
+import io
+import mmap
+import os
+import signal
+import subprocess  # noqa: F401 - before the platform changes
+import sys
+
+import numba  # noqa: F401 - as above
+import numpy as np  # noqa: F401 - as above
+import platformdirs  # noqa: F401 - as above
+import psutil  # noqa: F401 - as above
+
+ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "sched_yield")
+NOT_ON_WINDOWS = ("fork", "register_at_fork", "getuid", "geteuid", "setpriority", "set_blocking", "fchmod")
+SIGNALS = ("SIGPROF", "SIGXCPU", "ITIMER_PROF", "setitimer", "SIGHUP", "SIGWINCH", "SIGPIPE", "pthread_sigmask")
+
+_open = io.open
+
+
+def _without_proc(path, *arguments, **options):
+    asked_by = sys._getframe(1).f_globals.get("__name__", "")
+    if str(path).startswith(("/proc", "/sys")) and not asked_by.startswith("psutil"):
+        raise FileNotFoundError(2, "there is no such file on this system", str(path))
+    return _open(path, *arguments, **options)
+
+
+def _take(module, names):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+def simulate(system: str) -> None:
+    """Take away what "darwin" or "win32" lacks."""
+    io.open = builtins.open = _without_proc
+    _take(os, ONLY_LINUX)
+    _take(mmap, ("MADV_HUGEPAGE", "MADV_POPULATE_READ"))
+    if system == "win32":
+        sys.modules.update(dict.fromkeys(("fcntl", "resource", "grp", "pwd", "termios", "tty")))
+        _take(os, NOT_ON_WINDOWS)
+        _take(signal, SIGNALS)
+        _take(mmap, [name for name in dir(mmap) if name.startswith(("MADV_", "MAP_"))])
+    sys.platform = system
+
+
+if __name__ == "__main__":
+    simulate(sys.argv[1])
+    import llamacli
+
+    with llamacli.load_model("demo", threads=2) as model, model.create_chat(max_tokens=24) as chat:
+        chat.add_user("Tell me a story about a fox.")
+        print("".join(piece.text for piece in chat.respond(llamacli.SamplingParams())))
