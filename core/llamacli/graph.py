@@ -19,6 +19,7 @@ from llamacli.ops.activations import Activation
 from llamacli.ops.add import add
 from llamacli.ops.attention import attention
 from llamacli.ops.attention_temperature import attention_temperature
+from llamacli.ops.axis_positions import axis_positions
 from llamacli.ops.base import Op, Recorder, verb_of
 from llamacli.ops.batched_linear import batched_linear
 from llamacli.ops.clamp import clamp
@@ -84,6 +85,7 @@ class Graph(Recorder):
     embed = embed
     gated = gated
     geglu = geglu
+    axis_positions = axis_positions
     class_token = class_token
     grid_positions = grid_positions
     layer_norm = layer_norm

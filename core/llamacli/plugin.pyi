@@ -23,6 +23,7 @@ from llamacli.ops.rope import Rope as Rope
 
 # Errors
 from llamacli.errors import InvalidRequestError as InvalidRequestError
+from llamacli.errors import MediaError as MediaError
 from llamacli.errors import ModelFormatError as ModelFormatError
 from llamacli.errors import PluginError as PluginError
 from llamacli.errors import TokenizerError as TokenizerError
@@ -73,6 +74,7 @@ from llamacli.checkpoints.layout import Settings as Settings
 
 # Media encoders
 from llamacli.blocks.vision import VisionConfig as VisionConfig
+from llamacli.blocks.vision import bounded as bounded
 from llamacli.blocks.vision import mlp as mlp
 from llamacli.blocks.vision import vision_layers as vision_layers
 from llamacli.blocks.vision import vision_tensors as vision_tensors

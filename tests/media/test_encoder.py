@@ -28,10 +28,13 @@ from oracle.media import AFTER, BEFORE, N_CTX, thinned
 GOLDEN = np.load(DIRECTORY / "media.npz")
 LOGITS = {
     "gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3, "qwen3vl": 5e-8, "qwen35": 3e-7,
-    "mistral3": 5e-8, "internvl norms": 1e-7,
+    "mistral3": 5e-8, "internvl norms": 1e-7, "gemma4v": 5e-6, "gemma4v silu": 2e-7,
 }  # fmt: skip
 """Bounds of the logits' NMSE beside 1e-8: the peer reads GELU from a float16 table, and rounds what it multiplies by
 weights of F16 and Q8_0."""
+ROWS = {"gemma4v": 5e-6}
+"""Bounds of the rows' NMSE beside 2e-7: sharp attention of normalised queries and keys multiplies an NMSE of its input
+by 20."""
 
 
 def encoder_of(path: Path, name: str, engine: Engine | None = None, mode: QuantMode = QuantMode.FP32) -> LoadedEncoder:
@@ -80,7 +83,7 @@ def test_embeddings_are_those_of_the_peer(tmp_path: Path, name: str, engine: Eng
         for picture, size in CASES[name].pictures.items():
             rows = thinned(picture, embeddings(encoder, drawn(*size)))
             found = nmse(GOLDEN[f"{name} {picture} rows"], rows)
-            assert found < (2e-4 if is_rounded else 2e-7)
+            assert found < (2e-4 if is_rounded else ROWS.get(name, 2e-7))
 
 
 @pytest.mark.parametrize("name", CASES)

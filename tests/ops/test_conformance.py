@@ -31,6 +31,8 @@ WITHOUT = {
     "Decoder",
     "Patches",
     "MergeRows",
+    "AxisPositions",
+    "ClassToken",
     "GridPositions",
     "Received",
     "Sent",

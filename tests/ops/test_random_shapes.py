@@ -21,6 +21,8 @@ WITHOUT = {
     "Decoder",
     "Patches",
     "MergeRows",
+    "AxisPositions",
+    "ClassToken",
     "GridPositions",
     "Deepstack",
     "Received",

@@ -18,6 +18,7 @@ from llamacli.testing.tiny import write_architecture
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_gemma.vision import Gemma4Vision
 from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
 from llamacli_llama.idefics3 import Idefics3
@@ -81,6 +82,22 @@ class Case:
 _QWEN = ("<|vision_start|>", "<|vision_end|>")
 _INTERNVL = tuple(f"v.blk.{i}.attn_{name}_norm.weight" for i in range(2) for name in "qk")
 _LLAVA = tuple(f"mm.{i}.{kind}" for i in (1, 3, 4) for kind in ("weight", "bias"))
+_GEMMA4 = {
+    "patch_size": 4,
+    "image_size": 200,
+    "projector.scale_factor": 2,
+    "image_mean": [0.0] * 3,
+    "image_std": [1.0] * 3,
+}
+_GEMMA4_TOKENS = ("<|image>", "<image|>")
+_BIAS = ("v.patch_embd.bias",)
+_BIASES = tuple(
+    f"v.blk.{i}.{name}.bias"
+    for i in range(2)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+)
+_CLAMPS = {"clamps": True, "without": (*_BIAS, *_BIASES)}
+_WINDOW = {"attention.sliding_window": 16}
 _LFM2 = (
     "<|image_start|>",
     "<|image_end|>",
@@ -89,7 +106,6 @@ _LFM2 = (
 )
 _IMG_END = ("[IMG_END]",)
 _PIXTRAL = {"gelu": False, "silu": True, "without": ("mm.patch_merger.weight", "mm.input_norm.weight")}
-_BIAS = ("v.patch_embd.bias",)
 _NO_SCALE = {"projector.scale_factor": None}
 _SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
 _NO_EPSILON = {"attention.layer_norm_rms_epsilon": 0.0}  # the peer does not read qwen2vl's
@@ -185,6 +201,15 @@ CASES = {
         {"gelu": False, "without": _LLAVA},
     ),
     "llava yi": Case(Llama(), Llava(), _NO_SCALE, {"gelu": False, "without": ("mm.2.weight", "mm.2.bias")}),
+    "gemma4v": Case(Gemma3(), Gemma4Vision(), _GEMMA4, _CLAMPS, _WINDOW, _GEMMA4_TOKENS),
+    "gemma4v silu": Case(
+        Gemma3(),
+        Gemma4Vision(),
+        _GEMMA4,
+        {"gelu": False, "silu": True, "without": ("v.std_bias", "v.std_scale", *_BIAS)},
+        _WINDOW,
+        _GEMMA4_TOKENS,
+    ),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -263,6 +288,11 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
         if case.options.get("swapped"):
             old, new = ("ffn_up", "ffn_down") if "ffn_up" in tensor else ("ffn_down", "ffn_up")
             tensor = tensor.replace(old, new)
+        if tensor == "v.position_embd.weight" and config.positions == "axes":
+            array = array.reshape(2, -1, config.n_embd)
         tensors[tensor] = array, stored
+        if case.options.get("clamps") and ".blk." in tensor and array.ndim == 2:
+            for bound, value in (("input_min", -0.7), ("input_max", 0.9), ("output_min", -0.5), ("output_max", 0.4)):
+                tensors[tensor.replace("weight", bound)] = np.array([value], np.float32), Type.F32
     write_gguf(path, "clip", metadata | wrong, tensors)
     return path

@@ -6,7 +6,7 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import attrs
@@ -44,12 +44,16 @@ class VisionConfig:
     - `n_frames`: matrices of patches, whose products are added; a still picture is all frames of a short video.
     - `rms`: norms are RMSNorm, not LayerNorm. `gated`: feed-forward networks have a gate.
     - `positions`: "learned" ones of the squares' patches, those of a "grid" that is resized to the picture's, with
-      its "corners" in their place, or none, "".
+      its "corners" in their place, of columns and rows, "axes" of `n_positions` each, or none, "".
     - `ropes`: what turns queries and keys; a patch's positions are its number, row and column.
     - `class_token`: a token behind the patches, which attends to all of them: "dropped" in the end, or "kept" in the
       place of the first patch.
     - `layer_scale`: what attention and the feed-forward networks add may have factors. `qk_norm`: queries and keys may
-      have norms.
+      have norms, of whole rows or of each "head". `v_norm`: values have one without a weight. `post_norms`: what is
+      added may have norms, and the layer's result a factor.
+    - `score_scale`: what scores are multiplied by, 0 for one over the root of `head_dim`.
+    - `clamps`: lower and upper bounds of a matrix' input and of its output, by the matrix' name.
+    - `causal`: the language model attends to the tokens in order even if `MediaEncoder.is_bidirectional`.
     - `n_unread`: layers of a file behind those that are read.
     - `full_attention`: every so many layers one attends to the whole picture, the others to windows; 0: all do.
     - `n_projector`: width of the projector's hidden layer, where it is not `n_embd_text`.
@@ -75,11 +79,17 @@ class VisionConfig:
     n_frames: int = 1
     rms: bool = False
     gated: bool = False
-    positions: Literal["", "learned", "grid", "corners"] = "learned"
+    positions: Literal["", "learned", "grid", "corners", "axes"] = "learned"
+    n_positions: int = 0
     ropes: tuple[Rope, ...] = ()
     class_token: Literal["", "dropped", "kept"] = ""
     layer_scale: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["", "row", "head"] = ""
+    v_norm: bool = False
+    post_norms: bool = False
+    score_scale: float = 0.0
+    clamps: Mapping[str, tuple[float, float, float, float]] = attrs.field(factory=dict)
+    causal: bool = False
     n_unread: int = 0
     full_attention: int = 0
     n_projector: int = 0
@@ -177,14 +187,19 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
     if c.class_token:
         table.add_tensor("v.class_embd", c.n_embd)
     if c.positions:
-        table.add("v.position_embd", c.n_patches + bool(c.class_token), c.n_embd)
+        n_positions = 2 * c.n_positions if c.positions == "axes" else c.n_patches + bool(c.class_token)
+        table.add("v.position_embd", n_positions, c.n_embd)
     table.add("v.pre_ln", c.n_embd, bias=bias, optional=True)
     for i in range(c.n_layer + c.n_unread):
         block, square = table.block("v.blk", unused=i >= c.n_layer), (c.n_embd, c.n_embd)
         block.add("ln1", c.n_embd, bias=bias)
         block.add_fused("attn_qkv", bias=True, attn_q=square, attn_k=square, attn_v=square)
         for name in ("attn_q_norm", "attn_k_norm") if c.qk_norm else ():
+            block.add(name, c.head_dim if c.qk_norm == "head" else c.n_embd, optional=True)
+        for name in ("attn_post_norm", "ffn_post_norm") if c.post_norms else ():
             block.add(name, c.n_embd, optional=True)
+        if c.post_norms:
+            block.add("out_scale", 1, optional=True)
         for name in ("ls1", "ls2") if c.layer_scale else ():
             block.add(name, c.n_embd, optional=True)
         block.add("attn_out", *square, bias=True)
@@ -213,9 +228,19 @@ def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
         # Rows that fill up the class token's group are outside of the one window, the whole picture.
         in_windows = c.n_behind > 1 or (bool(c.full_attention) and i % c.full_attention != 0)
         x, kv = _attention(g, c, block, x, kv, in_windows=in_windows)
-        x = x + _scaled(g, c, block, "ls2", _feed_forward(g, c, block, _norm(g, c, x, block.ln2)))
+        x = x + _added(g, c, block, "ffn_post_norm", "ls2", _feed_forward(g, c, block, _norm(g, c, x, block.ln2)))
+        if c.post_norms and block.out_scale:
+            x = g.scale(x, block.out_scale)
         layers.append(x)
     return [*layers, _norm(g, c, x, w.v_post_ln) if w.v_post_ln else x]
+
+
+def bounded(g: Graph, c: VisionConfig, x: Value, param: Param) -> Value:
+    """Record a matrix product, its input and output within bounds."""
+    if param.weight.name not in c.clamps:
+        return g.linear(x, param)
+    low, high, least, most = c.clamps[param.weight.name]
+    return g.clamp(g.linear(g.clamp(x, low, high), param), least, most)
 
 
 def mlp(g: Graph, x: Value, up: Param, down: Param, activation: Formula = gelu) -> Value:
@@ -233,35 +258,43 @@ def _patch_embeddings(g: Graph, c: VisionConfig, w: Weights) -> Value:
         x = g.class_token(x, w.v_class_embd)
     if c.positions == "learned":
         x = x + g.positions(w.v_position_embd)
+    elif c.positions == "axes":
+        x = x + g.axis_positions(w.v_position_embd)
     elif c.positions:
         x = x + g.grid_positions(w.v_position_embd, align_corners=c.positions == "corners")
     return _norm(g, c, x, w.v_pre_ln) if w.v_pre_ln else x
 
 
-def _norm(g: Graph, c: VisionConfig, x: Value, param: Param) -> Value:
-    return (g.rms_norm if c.rms else g.layer_norm)(x, param, c.layer_norm_eps)
+def _norm(g: Graph, c: VisionConfig, x: Value, param: Param, head_dim: int | None = None) -> Value:
+    return (g.rms_norm if c.rms else g.layer_norm)(x, param, c.layer_norm_eps, head_dim)
 
 
 def _attention(
     g: Graph, c: VisionConfig, block: Params, x: Value, kv: KeyValues | None, *, in_windows: bool
 ) -> tuple[Value, KeyValues]:
     normed = _norm(g, c, x, block.ln1)
-    q, k, v = (g.linear(normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+    q, k, v = (bounded(g, c, normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
+    head_dim = c.head_dim if c.qk_norm == "head" else None
     if c.qk_norm and block.attn_q_norm:
-        q = _norm(g, c, q, block.attn_q_norm)
+        q = _norm(g, c, q, block.attn_q_norm, head_dim)
     if c.qk_norm and block.attn_k_norm:
-        k = _norm(g, c, k, block.attn_k_norm)
+        k = _norm(g, c, k, block.attn_k_norm, head_dim)
+    if c.v_norm:
+        v = g.rms_norm(v, None, c.layer_norm_eps, c.head_dim)
     for rope in c.ropes:
         q, k = (g.rope(heads, rope, c.head_dim) for heads in (q, k))
     # All layers store into one: each attends only to what it has just stored, of all patches.
     kv = g.store(k, v, head_dim=c.head_dim, into=kv)
-    seen = g.attention(q, kv, scale=c.head_dim**-0.5, causal=in_windows, spans=in_windows)
-    return x + _scaled(g, c, block, "ls1", g.linear(seen, block.attn_out)), kv
+    seen = g.attention(q, kv, scale=c.score_scale or c.head_dim**-0.5, causal=in_windows, spans=in_windows)
+    return x + _added(g, c, block, "attn_post_norm", "ls1", bounded(g, c, seen, block.attn_out)), kv
 
 
-def _scaled(g: Graph, c: VisionConfig, block: Params, name: str, x: Value) -> Value:
-    factors = getattr(block, name) if c.layer_scale else None
-    return g.mul(x, factors) if factors else x
+def _added(g: Graph, c: VisionConfig, block: Params, norm: str, scale: str, x: Value) -> Value:
+    """Addend of the hidden state, scaled and normalised."""
+    factors = getattr(block, scale) if c.layer_scale else None
+    x = g.mul(x, factors) if factors else x
+    weight = getattr(block, norm) if c.post_norms else None
+    return _norm(g, c, x, weight) if weight else x
 
 
 def _feed_forward(g: Graph, c: VisionConfig, block: Params, x: Value) -> Value:
@@ -270,5 +303,5 @@ def _feed_forward(g: Graph, c: VisionConfig, block: Params, x: Value) -> Value:
         up, down = down, up
     if not c.gated:
         return mlp(g, x, up, down, c.activation)
-    gate = g.map(g.linear(x, block.ffn_gate), c.activation)
-    return g.linear(g.mul(gate, g.linear(x, up)), down)
+    gate = g.map(bounded(g, c, x, block.ffn_gate), c.activation)
+    return bounded(g, c, g.mul(gate, bounded(g, c, x, up)), down)

@@ -153,7 +153,7 @@ class LoadedEncoder:
         self._encoder, self.config, self.metadata, self.name, self.identity = encoder, config, metadata, name, id_
         self._row_break = row_break
         self._program: Program | None = program
-        self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional
+        self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional and not config.causal
         self.n_embd = program.graph.ops[-1].out.width
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
@@ -328,8 +328,8 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
 class _Matrices:
     """View of a mmproj file without tensors of several dimensions.
 
-    Convolutions (n_out, colours, height, width) are matrices of unfolded patches; `transposed` matrices are (n_out,
-    n_in).
+    Convolutions (n_out, colours, height, width) are matrices of unfolded patches, tables (axes, n, n_embd) have their
+    rows one below the other; `transposed` matrices are (n_out, n_in).
     """
 
     def __init__(self, file: ModelFile, transposed: Sequence[str]):
@@ -338,7 +338,11 @@ class _Matrices:
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(info) for name, info in file.tensors.items()}
 
     def _info(self, info: TensorInfo) -> TensorInfo:
-        shape = (info.shape[0], int(np.prod(info.shape[1:]))) if len(info.shape) > 2 else info.shape
+        shape = info.shape
+        if len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
+        elif len(shape) > 3:
+            shape = (shape[0], int(np.prod(shape[1:])))
         if info.name in self._transposed:
             shape = shape[::-1]
         if shape != info.shape and info.type not in _FLOATS:

@@ -51,7 +51,7 @@ class InternVl(MediaEncoder):
             rms=size == LARGE,
             class_token="dropped",
             layer_scale=True,
-            qk_norm=True,
+            qk_norm="row",
             tile_sizes=tuple((a * side, b * side) for a in sides for b in sides if least <= a * b <= most),
         )
 
