@@ -10,8 +10,11 @@ seconds by ours. With one thread seconds are those of the process's processor ti
 change, else of the wall clock. The NMSE is that of our embeddings against the peer's.
 """
 
+# ruff: noqa: E402 - the cases are those of the tests
+
 import argparse
 import contextlib
+import ctypes
 import json
 import sys
 import tempfile
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
@@ -52,7 +56,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "image_size": 768, "patch_size": 16, "projection_dim": 2048,
             "is_deepstack_layers": [i in (5, 11, 17) for i in range(24)],
         },
-        {"embedding_length": 2048, "n_deepstack_layers": 3},
+        {"embedding_length": 2048, "n_deepstack_layers": 3, "block_count": 3},
     ),
 }  # fmt: skip
 """Case of `media_cases`, keys of the encoder and of the text model, by name."""
@@ -112,10 +116,6 @@ def measure(folder: Path, name: str, kind: str, threads: int, runs: int) -> dict
 
 def embeddings(mtmd: Any, context: Any, shape: tuple[int, ...]) -> Any:
     """Copy of the peer's last embeddings, float32 of this shape."""
-    import ctypes
-
-    import numpy as np
-
     output = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(output, shape).copy()
 
@@ -136,11 +136,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 row = measure(Path(folder), name, kind, given.threads, given.runs)
             rows.append(row)
-            print(
-                "| {encoder} | {type} | {tokens} | {ours_s:.2f} | {peer_s:.2f} | {ratio:.2f} | {nmse:.0e} |".format(
-                    **row
-                )
-            )
+            cells = (row["tokens"], *(f"{row[key]:.2f}" for key in ("ours_s", "peer_s", "ratio")), f"{row['nmse']:.0e}")
+            print(f"| {name} | {kind} |", " | ".join(map(str, cells)), "|", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

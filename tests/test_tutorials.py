@@ -6,6 +6,7 @@ Programs of a tutorial are joined into one. `...` in an output matches anything.
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,13 @@ def blocks(tutorial: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", tutorial.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Folder with the models of the tutorials."""
+    shutil.copytree(FOLDER / "shapes", tmp_path / "shapes")
+    return tmp_path
+
+
 def run(folder: Path, *arguments: str) -> str:
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -41,10 +49,10 @@ def check(expected: str, actual: str) -> None:
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_programs(tutorial: Path, tmp_path: Path) -> None:
+def test_programs(tutorial: Path, folder: Path) -> None:
     found = [block for block in blocks(tutorial) if block[0] in ("python", "output")]
     programs = [text for language, text in found if language == "python"]
-    printed = run(tmp_path, sys.executable, "-c", f"\nprint({MARK!r})\n".join(programs)).split(f"{MARK}\n")
+    printed = run(folder, sys.executable, "-c", f"\nprint({MARK!r})\n".join(programs)).split(f"{MARK}\n")
     number = -1
     for language, text in found:
         if language == "python":
@@ -54,11 +62,11 @@ def test_programs(tutorial: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_commands(tutorial: Path, tmp_path: Path) -> None:
+def test_commands(tutorial: Path, folder: Path) -> None:
     for language, text in blocks(tutorial):
         if language == "console":
             for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                actual = run(tmp_path, "bash", "-o", "pipefail", "-c", command)
+                actual = run(folder, "bash", "-o", "pipefail", "-c", command)
                 if expected:
                     check(expected, actual)
 

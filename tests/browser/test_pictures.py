@@ -44,7 +44,7 @@ def png(seed: int = 0, size: tuple[int, int] = (61, 33)) -> bytes:
 
 
 class _Seeing:
-    """Page before a tiny model that sees and one that does not; `seen` are the pictures that the server has got."""
+    """Page before two tiny models; `seen` are the server's pictures."""
 
     def __init__(self, page: PageDriver, seen: list[bytes]):
         self.page, self.seen = page, seen

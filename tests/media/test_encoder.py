@@ -285,7 +285,7 @@ class TestFolder:
             assert loaded.media_encoder().metadata.source.endswith(f"sha256-{2:064x}")
 
     def test_closing_the_model_frees_it(self, tmp_path: Path) -> None:
-        """Weights, keys and values, and rows: also while a session is still there."""
+        """Weights, cells and rows, while a session is still there."""
         with load(tmp_path, "idefics3") as model:
             encoder, session = model.media_encoder(), model.create_session()
             rows = weakref.ref(encoder.encode(tiles(encoder, drawn(32, 32))[0]))

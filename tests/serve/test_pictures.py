@@ -279,7 +279,7 @@ def test_several_choices_and_turns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
-    """Cells of a picture are shared by equal adapters only, and its rows by all."""
+    """Cells of a picture are shared by equal adapters only."""
     path = write(tmp_path, name)
     lora = write_adapter(tmp_path / "lora.gguf", path, chosen=lambda tensor: "attn_" in tensor and "norm" not in tensor)
     with load_case(name)(path, "fp32", threads=1, lora_path=lora) as model:

@@ -76,7 +76,7 @@ def choose(files: Iterable[str], quant: str | None) -> list[str]:
 
 
 def choose_encoder(files: Iterable[str], model: str) -> str | None:
-    """Select the encoder of pictures of a model from paths in a repository.
+    """Select a model's encoder of pictures from paths in a repository.
 
     It is the mmproj file whose folder is nearest to the model's, of several that of the best type. None without one.
     """
@@ -210,9 +210,10 @@ def _scan() -> Any:
 def fetch(
     reference: Reference, folder: Path | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Path]:
-    """Download the missing files of a model's newest revision, and its encoder of pictures.
+    """Download the missing files of a model's newest revision.
 
-    Returns the paths of its files, in the cache or, laid out as it is, in `folder`; that of the encoder is the last.
+    Its encoder of pictures is one of them. Returns the paths of its files, in the cache or, laid out as it is, in
+    `folder`; that of the encoder is the last.
     `progress` is called with the name of a file, the bytes of it that are there, and those of the whole file; an
     exception that it raises ends the download. Without it progress bars are shown on a terminal. Raises HubError if the
     hub cannot be reached, the repository or file does not exist, or access needs a token.

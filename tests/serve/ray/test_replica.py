@@ -78,7 +78,7 @@ def test_prompts_of_embeddings(replica: Replica) -> None:
 
 
 def test_pictures(tmp_path: Path) -> None:
-    """The ingress has neither weights nor rows: replicas encode, and get the tiles with the request."""
+    """Replicas encode the tiles that come with a request."""
     text = write_text(tmp_path / "text.gguf", "gemma3")
     mmproj = write_mmproj(tmp_path / "eyes.gguf", "gemma3")
     messages, shown = marked([{"role": "user", "content": [Picture.of(drawn(40, 30)), "What?"]}])

@@ -51,9 +51,9 @@ class UnweightedEngine:
 def load_unweighted(
     path: Path, mode: str, overrides: Mapping[str, Any] | None = None, mmproj: Path | None = None
 ) -> Model:
-    """Load a model without its weights, and its encoder of pictures; raises what `load_model` raises.
+    """Load a model without its weights; raises what `load_model` raises.
 
-    The encoder cuts pictures into tiles, and encodes none.
+    So is its encoder of pictures, which cuts pictures into tiles, and encodes none.
     """
     return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides, mmproj=mmproj)
 
