@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from llamacli.engine.compiled_model import CompiledModel
@@ -15,6 +16,9 @@ from llamacli.util.system import available_memory
 
 _SHARE = 0.4
 """Share of the available memory that a model's cache takes by default."""
+
+_LEAST_ROW_S = 0.002
+"""Seconds of a token of a prompt before any was measured."""
 
 
 class CacheMemory:
@@ -64,6 +68,7 @@ class CacheMemory:
         self._rope_variant = program.rope_variant(self.n_ctx)
         self._prompts: PromptCache | None = None
         self._reader: ThreadPoolExecutor | None = None
+        self._reads: dict[tuple[int, ...], tuple[Future[int], float]] = {}
         if settings.prompt_cache is not None:
             folder, max_bytes = settings.prompt_cache
             self._prompts = PromptCache(Path(folder), max_bytes)
@@ -85,7 +90,21 @@ class CacheMemory:
         """
         if self._prompts is not None and self._reader is not None:
             like = KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters)
-            self._reader.submit(self._prompts.load, self.prefixes, like, tokens, self.max_bytes)
+            reading = self._reader.submit(self._prompts.load, self.prefixes, like, tokens, self.max_bytes)
+            self._reads[tuple(tokens)] = reading, time.monotonic()
+
+    def read_of(self, tokens: Sequence[int], row_s: float) -> Future[int] | None:
+        """Read that a prompt waits for before its first chunk, None for none.
+
+        It waits half of the time at most that evaluating it takes, at `row_s` seconds a token.
+        """
+        if not self._reads:
+            return None
+        key, now = tuple(tokens), time.monotonic()
+        for done in [one for one, (reading, _) in list(self._reads.items()) if reading.done()]:
+            self._reads.pop(done)
+        reading, begun = self._reads.get(key, (None, now))
+        return reading if now - begun < len(key) * max(row_s / 2, _LEAST_ROW_S) else None
 
     @property
     def shares_anywhere(self) -> bool:
