@@ -42,7 +42,7 @@ def request(name: str, n_tokens: int, *, background: bool) -> GenerationRequest:
 
 
 async def gaps_of(engine: LocalEngine, name: str, n_tokens: int) -> float:
-    """Mean gap of a stream in seconds, from its first text to its last."""
+    """Mean gap between the texts of a stream, in seconds."""
     times = [
         time.perf_counter()
         async for event in engine.submit(request(name, n_tokens, background=False))

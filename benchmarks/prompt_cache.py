@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure a prompt after a restart, with its beginning on disk, against a cold one.
+"""Measure a prompt after a restart against a cold one.
 
     python benchmarks/prompt_cache.py FILE.gguf [-t N] [--tokens 2000] [--turns 3] [--json OUT.json]
 
@@ -27,7 +27,7 @@ from llamacli.serve.settings import EngineSettings
 
 
 async def first_token(path: Path, settings: EngineSettings, prompt: tuple[int, ...]) -> tuple[float, float, str]:
-    """Seconds by the clock and of the processor until the first text, and the text."""
+    """Time to the first text, processor time in it, and the text."""
     engine = LocalEngine([ModelSource("model", path)], settings)
     try:
         (await engine.pin("model")).release()

@@ -73,11 +73,11 @@ def test_prompts_wait_for_their_prefix_but_not_for_long(model: Model, tmp_path: 
     memory.read_ahead(PROMPT, "")
     assert memory.read_of(PROMPT, 1.0) is not None
     assert memory.read_of([*PROMPT, 5], 1.0) is None
-    reading, _ = memory._reads[tuple(PROMPT)]
-    memory._reads[tuple(PROMPT)] = reading, time.monotonic() - len(PROMPT)
+    reading, _ = memory.reads[tuple(PROMPT)]
+    memory.reads[tuple(PROMPT)] = reading, time.monotonic() - len(PROMPT)
     assert memory.read_of(PROMPT, 1.0) is None  # more than half of the time that evaluating takes has gone
     gate.set()
     reading.result()
     assert memory.read_of(PROMPT, 1.0) is None
-    assert (len(begun), memory._reads) == (1, {})
+    assert (len(begun), memory.reads) == (1, {})
     memory.close()

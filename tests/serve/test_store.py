@@ -146,7 +146,7 @@ def test_newer_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Folder of a file system of one MiB; skips where none may be mounted."""
+    """Folder of a file system of one MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     done = subprocess.run(

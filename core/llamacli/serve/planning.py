@@ -107,7 +107,9 @@ class Planner:
                     allowed -= self._spend(n)
         n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
-        in_turn = self._without_reads(self._prompts_in_turn())
+        in_turn, self.reads = self._prompts_in_turn(), []
+        if in_turn and self._memory.reads:
+            in_turn = self._without_reads(in_turn)
         self.waiting = [sequence for sequence in in_turn if sequence.n_missing and not self._pictures.room(sequence)]
         prompts = [sequence for sequence in in_turn if sequence not in self.waiting]
         if self.waiting and prompts and self.n_steps % 2:
@@ -156,7 +158,10 @@ class Planner:
         return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
 
     def _without_reads(self, prompts: list[SequenceState]) -> list[SequenceState]:
-        """Prompts but for those whose prefix is being read from disk; `reads` are of these."""
+        """Prompts whose prefix is not being read from disk.
+
+        `reads` are those of the others.
+        """
         new = [one for one in prompts if not one.cache.tokens]
         reads = {one: read for one in new if (read := self._memory.read_of(one.prompt, self._cost.per_row))}
         self.reads = [*reads.values()]
