@@ -1,5 +1,7 @@
 """Prompts of the scheduler that survive a restart."""
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from conftest import TinyGguf
 from llamacli import Model, SamplingParams, load_model
 from llamacli.engine import default_engine
 from llamacli.plugins import Plugins
+from llamacli.serve.cache import CacheMemory
 from llamacli.serve.requests import Done, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
@@ -54,3 +57,27 @@ def test_a_restarted_server_reads_its_prompts(model: Model, tmp_path: Path) -> N
     assert (again, n_cached) == (expected, len(PROMPT) - 1)
     other = run(model, tmp_path / "prompts", [*PROMPT[:100], 5, 6, 7])
     assert (other[0], other[1]) == (run(model, None, [*PROMPT[:100], 5, 6, 7])[0], 100)
+
+
+def test_prompts_wait_for_their_prefix_but_not_for_long(model: Model, tmp_path: Path) -> None:
+    gate, begun = threading.Event(), []
+    settings = EngineSettings(n_ctx=512, prompt_cache=(str(tmp_path / "p"), 1 << 30))
+    memory = CacheMemory(model, settings)
+
+    def load(*given: object) -> int:
+        begun.append(given)
+        gate.wait(30)
+        return 0
+
+    memory._prompts.load = load  # type: ignore[union-attr,method-assign]
+    memory.read_ahead(PROMPT, "")
+    assert memory.read_of(PROMPT, 1.0) is not None
+    assert memory.read_of([*PROMPT, 5], 1.0) is None
+    reading, _ = memory.reads[tuple(PROMPT)]
+    memory.reads[tuple(PROMPT)] = reading, time.monotonic() - len(PROMPT)
+    assert memory.read_of(PROMPT, 1.0) is None  # more than half of the time that evaluating takes has gone
+    gate.set()
+    reading.result()
+    assert memory.read_of(PROMPT, 1.0) is None
+    assert (len(begun), memory.reads) == (1, {})
+    memory.close()

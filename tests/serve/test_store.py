@@ -1,13 +1,16 @@
 """Store: owners, pages, limits, ages, and files that it cannot read."""
 
+import contextlib
 import sqlite3
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from llamacli.errors import InvalidRequestError, ModelFormatError
-from llamacli.serve.errors import StorageFullError, UnknownObjectError
+from llamacli.serve.errors import StorageFullError, StoreError, UnknownObjectError
 from llamacli.serve.store import FILE_NAME, VERSION, Store
 
 
@@ -139,3 +142,52 @@ def test_newer_version(tmp_path: Path) -> None:
         other.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(InvalidRequestError, match=f"version {VERSION + 1}"):
         Store(folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Folder of a file system of one MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("no file system may be mounted")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.medium
+def test_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
+    store = Store(small_disk / "data")
+    respond(store, "resp_1", "a" * 100_000)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    with pytest.raises(StorageFullError, match=r"disk|cannot be written"):
+        respond(store, "resp_2", "b" * 200_000)
+    assert store.get("response", "resp_1", "anna").data["text"] == "a" * 100_000
+    with pytest.raises(UnknownObjectError):
+        store.get("response", "resp_2", "anna")
+    filler.unlink()
+    respond(store, "resp_2", "b" * 200_000)
+    store.close()
+    again = Store(small_disk / "data")
+    texts = [again.get("response", f"resp_{number}", "anna").data["text"][0] for number in (1, 2)]
+    assert texts == ["a", "b"]
+    again.close()
+
+
+@pytest.mark.slow
+def test_file_that_another_program_locks(tmp_path: Path) -> None:
+    store = Store(tmp_path / "data")
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / FILE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="locked"):
+            store.add_chunk("file_1", 0, b"a")
+        other.execute("ROLLBACK")
+        store.add_chunk("file_1", 0, b"a")
+    assert b"".join(store.chunks("file_1")) == b"a"
+    store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.generation.costs import MIN_CHUNK, StepCost, chunk_rows
 from llamacli.kv import N_BATCH
@@ -40,7 +42,7 @@ class Planner:
 
     - `running`: sequences of the model. `n_steps`: steps so far that evaluated something.
     - `waiting`: prompts for which a picture is encoded in this step, in turn; `picture_s`: seconds for that, 0 for no
-      limit.
+      limit. `reads`: reads of prefixes that prompts wait for.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Planner:
         self._model, self._settings, self._memory, self.running = model, settings, memory, running
         self._cost, self._drafts, self._lifecycle, self._pictures = cost, drafts, lifecycle, pictures
         self.waiting: list[SequenceState] = []
+        self.reads: list[Future[int]] = []
         self.picture_s = 0.0
         self._is_encoder, self._has_encoder = model.program.needs_whole_input, model.program.has_encoder
         self._other_s = self._credit_s = 0.0
@@ -104,7 +107,9 @@ class Planner:
                     allowed -= self._spend(n)
         n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
-        in_turn = self._prompts_in_turn()
+        in_turn, self.reads = self._prompts_in_turn(), []
+        if in_turn and self._memory.reads:
+            in_turn = self._without_reads(in_turn)
         self.waiting = [sequence for sequence in in_turn if sequence.n_missing and not self._pictures.room(sequence)]
         prompts = [sequence for sequence in in_turn if sequence not in self.waiting]
         if self.waiting and prompts and self.n_steps % 2:
@@ -151,6 +156,16 @@ class Planner:
                 need, room = need + more, room - n
                 self._n_chunks += 1
         return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
+
+    def _without_reads(self, prompts: list[SequenceState]) -> list[SequenceState]:
+        """Prompts whose prefix is not being read from disk.
+
+        `reads` are those of the others.
+        """
+        new = [one for one in prompts if not one.cache.tokens]
+        reads = {one: read for one in new if (read := self._memory.read_of(one.prompt, self._cost.per_row))}
+        self.reads = [*reads.values()]
+        return [one for one in prompts if one not in reads]
 
     def _background_rows(self, n_rows: int) -> int:
         """Rows that background sequences may have beside n rows of others.

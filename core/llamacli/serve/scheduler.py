@@ -159,8 +159,8 @@ class Scheduler:
             ]
             with self._counted_refusals():
                 self.queue.put(prompts)
-        for ids in dict.fromkeys(request.prompts if generation else ()):
-            self.memory.read_ahead([*ids], key_of(adapters))
+            for ids in dict.fromkeys(request.prompts if generation else ()):
+                self.memory.read_ahead([*ids], key_of(adapters))  # before a step takes the prompt
         return state
 
     def expect_room(self) -> None:
@@ -281,8 +281,9 @@ class Scheduler:
             self._take_slow_draws()
         self._admit(now)
         plan = self._planner.plan()
-        if not plan and self._drawing:
-            wait(self._drawing, _WAIT_S, FIRST_COMPLETED)
+        if not plan and (self._drawing or self._planner.reads):
+            awaited: list[Future[Any]] = [*self._drawing, *self._planner.reads]
+            wait(awaited, _WAIT_S, FIRST_COMPLETED)
         if plan:
             self._evaluated_s = 0.0
             parts: dict[tuple[bool, bool], list[tuple[SequenceState, int]]] = {}

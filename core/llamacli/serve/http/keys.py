@@ -130,7 +130,8 @@ class Bucket:
 class Keys:
     """Keys of a server, with the use of each.
 
-    For one event loop. The file is read again when it has changed. If it is wrong then, the log says why, and the keys before stay.
+    For one event loop. The file is read again when it has changed. If it is wrong then, the log says why, and the keys
+    before stay.
     """
 
     def __init__(
