@@ -12,6 +12,7 @@ other models, or other hosts, fail.
 import argparse
 import importlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -70,8 +71,8 @@ WITHOUT_VALUE = {
 }  # fmt: skip
 
 
-def write_models(folder: Path, model: Path) -> None:
-    """Write the stand-ins."""
+def write_models(folder: Path, model: Path, texts: str) -> None:
+    """Write the stand-ins; the encoders' vocabulary is the words of texts."""
     reader = gguf.GGUFReader(model)
     keys: dict[str, Any] = {
         name: field.contents()
@@ -84,8 +85,9 @@ def write_models(folder: Path, model: Path) -> None:
     write_gguf(folder / "infill.gguf", "llama", keys | FIM, tensors)
     write_gguf(folder / "experts.gguf", "llama", keys | _N_EXPERTS, dict(_with_experts(tensors)))
     write_adapter(folder / "lora.gguf", folder / "experts.gguf", chosen=lambda name: "attn" in name)
-    _write_encoder(folder / "bert.gguf", "cls", {})
-    _write_encoder(folder / "reranker.gguf", "rank", {"cls.weight": (1, 64), "cls.bias": (1,)})
+    words = sorted(set(re.findall("[a-z]+", texts.lower())))
+    _write_encoder(folder / "bert.gguf", words, "cls", {})
+    _write_encoder(folder / "reranker.gguf", words, "rank", {"cls.weight": (1, 64), "cls.bias": (1,)})
 
 
 _N_EXPERTS = {"llama.expert_count": 4, "llama.expert_used_count": 2}
@@ -104,12 +106,13 @@ def _with_experts(tensors: dict[str, tuple[np.ndarray, Type]]) -> Iterator[tuple
             yield name.replace("ffn_gate", "ffn_gate_inp"), (router, Type.F32)
 
 
-def _write_encoder(path: Path, pooling: str, head: dict[str, tuple[int, ...]]) -> None:
-    """Write a random BERT that reads texts by letters."""
-    letters = [chr(code) for code in range(33, 127) if not 65 <= code <= 90]
-    words = word_piece([*letters, *(f"\u2581{letter}" for letter in letters)])
+def _write_encoder(path: Path, words: list[str], pooling: str, head: dict[str, tuple[int, ...]]) -> None:
+    """Write a random BERT that knows some words, and reads others by characters."""
+    characters = [chr(code) for code in range(33, 127) if not 65 <= code <= 90]
+    pieces = dict.fromkeys([*(f"\u2581{word}" for word in (*characters, *words)), *characters])
+    vocabulary = word_piece([*pieces])
     n_embd, n_ff, n_positions = 64, 96, 512
-    n_vocab = len(words["tokenizer.ggml.tokens"])
+    n_vocab = len(vocabulary["tokenizer.ggml.tokens"])
     numbers = {
         "context_length": n_positions, "embedding_length": n_embd, "feed_forward_length": n_ff, "block_count": 2,
         "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12, "attention.causal": False,
@@ -131,8 +134,8 @@ def _write_encoder(path: Path, pooling: str, head: dict[str, tuple[int, ...]]) -
         for norm in ("attn_output_norm", "layer_output_norm"):
             shapes |= {f"blk.{i}.{norm}.weight": (n_embd,), f"blk.{i}.{norm}.bias": (n_embd,)}
     keys = {f"bert.{name}": value for name, value in numbers.items()} | {"tokenizer.ggml.token_type_count": 2}
-    words["tokenizer.ggml.token_type"] = words["tokenizer.ggml.token_type"].tolist()
-    write_model(path, "bert", keys, shapes, seed="bert", metadata={**words, "tokenizer.ggml.scores": None})
+    vocabulary["tokenizer.ggml.token_type"] = vocabulary["tokenizer.ggml.token_type"].tolist()
+    write_model(path, "bert", keys, shapes, seed="bert", metadata={**vocabulary, "tokenizer.ggml.scores": None})
 
 
 def translated(arguments: list[str], models: Path) -> list[str]:
@@ -161,8 +164,8 @@ def translated(arguments: list[str], models: Path) -> list[str]:
         options += ["--llamacpp-metrics"]
     else:
         options += ["--no-metrics"]
-    for origin in ",".join(given.get("--cors-origins", [])).split(","):
-        options += ["--cors-origin", origin] if origin else []
+    for origin in given.get("--cors-origins", ["*"])[0].split(","):
+        options += ["--cors-origin", origin]
     for name, values in given.items():
         for value in values if name in SHARED | set(RENAMED) else []:
             options += [RENAMED.get(name, name), *([value] if name not in WITHOUT_VALUE else [])]
@@ -248,12 +251,13 @@ def main() -> int:
     parser.add_argument("llama_cpp", type=Path)
     parser.add_argument("model", type=Path)
     options, rest = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
-        folder, models = Path(name) / TESTS, Path(name) / "stand_ins"
+    with tempfile.TemporaryDirectory() as temporary, socket.socket() as free:
+        folder, models = Path(temporary) / TESTS, Path(temporary) / "stand_ins"
         shutil.copytree(options.llama_cpp / TESTS, folder)
-        (Path(name) / "models").symlink_to((options.llama_cpp / "models").resolve())
+        (Path(temporary) / "models").symlink_to((options.llama_cpp / "models").resolve())
         models.mkdir()
-        write_models(models, options.model)
+        texts = ((folder / "unit" / f"test_{name}.py").read_text() for name in ("embedding", "rerank"))
+        write_models(models, options.model, " ".join(texts))
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
