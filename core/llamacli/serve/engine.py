@@ -188,14 +188,17 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """See Engine."""
-        loaded = {entry.source.name: entry.loaded for _, entry in self._items() if entry.loaded}
+        entries = [entry for _, entry in self._items()]
+        loaded = {entry.source.name: entry.loaded for entry in entries if entry.loaded}
+        asleep = {entry.source.name: entry.counters for entry in entries if entry.counters and not entry.loaded}
         if self._draining or self._stopping:
             status = "draining"
         elif self._is_stuck():
             status = "stuck"
         else:
-            status = "ok" if loaded or not any(entry.loading for _, entry in self._items()) else "loading"
-        return EngineStats(status, {name: one.scheduler.stats() for name, one in loaded.items()})
+            status = "ok" if loaded or not any(entry.loading for entry in entries) else "loading"
+        stats = {name: one.scheduler.stats() for name, one in loaded.items()}
+        return EngineStats(status, stats | {name: counters.snapshot() for name, counters in asleep.items()})
 
     async def drain(self, timeout: float) -> None:
         """See Engine."""
@@ -302,12 +305,13 @@ class LocalEngine:
         try:
             self._make_room()
             started = time.monotonic()
-            loaded = served.load(entry.source, self.settings, self._load, self._sampling)
+            loaded = served.load(entry.source, self.settings, self._load, self._sampling, entry.counters)
             _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]
                 loaded.used = max(busy, default=0.0)
                 entry.loaded, entry.touched_at = loaded, time.monotonic()
+                entry.counters = loaded.scheduler.counters
             return loaded
         finally:
             with self._lock:  # `load` holds it until the future is set

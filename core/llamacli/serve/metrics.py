@@ -81,7 +81,7 @@ class SlotStats:
 
 @attrs.frozen
 class ModelStats:
-    """Numbers of one loaded model, under the names of its metrics.
+    """Numbers of one model, of all its loads, under the names of its metrics.
 
     `n_tokens_max` is the length of the longest text, with its prompt.
 
@@ -115,7 +115,7 @@ class EngineStats:
     """Numbers of the engine.
 
     `status` is "ok", "loading" (no model can run yet), "draining" or "stuck" (no step for too long while requests
-    run). `models` has those loaded, by name.
+    run). `models` has those that are or were loaded, by name.
     """
 
     status: str

@@ -24,6 +24,7 @@ from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
 from llamacli.serve.drafts import DraftSource
+from llamacli.serve.metrics import Counters
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo
 from llamacli.serve.requests import ModelSource as ModelSource
 from llamacli.serve.sampling_pool import SamplingPool
@@ -66,6 +67,7 @@ class Entry:
     - `touched_at`: time of its last use. `n_pins`: calls that need it loaded, or wait for that.
     - `adapters`: its LoRA adapters, with the scales of now.
     - `removed`: it is no longer offered, and goes once it is idle.
+    - `counters`: numbers of all its loads, None before the first.
     """
 
     source: ModelSource
@@ -74,6 +76,7 @@ class Entry:
     touched_at: float = 0.0
     n_pins: int = 0
     removed: bool = False
+    counters: Counters | None = None
     adapters: tuple[AdapterInfo, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -128,9 +131,13 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
 
 
 def load(
-    source: ModelSource, settings: EngineSettings, load: Load = load_model, sampling: SamplingPool | None = None
+    source: ModelSource,
+    settings: EngineSettings,
+    load: Load = load_model,
+    sampling: SamplingPool | None = None,
+    counters: Counters | None = None,
 ) -> LoadedModel:
-    """Load a model and make its scheduler.
+    """Load a model and make its scheduler, which goes on with `counters`.
 
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
@@ -157,6 +164,7 @@ def load(
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
             encoder=None if encoder is None else model.media_encoder,
+            counters=counters,
         )
         loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft)
         opened.pop_all()
