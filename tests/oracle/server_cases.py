@@ -63,6 +63,7 @@ RENAMED = {
     "--model-draft": "--draft",
     "--spec-draft-n-max": "--draft-max",
     "--no-ui": "--no-page",
+    "--verbose": "--log-texts",
 }
 WITHOUT_VALUE = {
     "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
