@@ -73,7 +73,7 @@ WITHOUT_VALUE = {
 
 
 def write_models(folder: Path, model: Path, texts: str) -> None:
-    """Write the stand-ins; the encoders' vocabulary is the words of texts."""
+    """Write the stand-ins; encoders know the words of texts."""
     reader = gguf.GGUFReader(model)
     keys: dict[str, Any] = {
         name: field.contents()
@@ -108,7 +108,7 @@ def _with_experts(tensors: dict[str, tuple[np.ndarray, Type]]) -> Iterator[tuple
 
 
 def _write_encoder(path: Path, words: list[str], pooling: str, head: dict[str, tuple[int, ...]]) -> None:
-    """Write a random BERT that knows some words, and reads others by characters."""
+    """Write a random BERT that reads unknown words by characters."""
     characters = [chr(code) for code in range(33, 127) if not 65 <= code <= 90]
     pieces = dict.fromkeys([*(f"\u2581{word}" for word in (*characters, *words)), *characters])
     vocabulary = word_piece([*pieces])
@@ -222,7 +222,10 @@ class Server:
 
 
 def pytest_configure(config: Any) -> None:
-    """Start forks with the stand-ins, and compare names of headers without their case, as HTTP has it."""
+    """Start forks with the stand-ins.
+
+    Names of headers are compared without their case, as HTTP has it.
+    """
     sys.path.insert(0, str(config.rootpath))
     requests, utils = map(importlib.import_module, ("requests", "utils"))
     for module in ("llamacli_llama", "llamacli_bert", "llamacli.serve.engine", "llamacli.serve.http.server", "uvicorn"):

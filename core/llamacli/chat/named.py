@@ -9,7 +9,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Turns:
-    """Texts of a chat by role: %c is the content, %t the content without spaces around it, %r the role, %R in capitals.
+    """Texts around the messages of a chat, by role.
+
+    %c is the content, %t the content without spaces around it, %r the role, %R the role in capitals.
 
     - `system`, `user`, `assistant`, `tool`: messages; None is refused. `other`: messages of roles without a text.
     - `start`: before all messages; `unless_system`: then, if the first message is not the system's.

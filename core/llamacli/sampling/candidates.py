@@ -228,7 +228,10 @@ class Candidates:
         self.keep_where(mask)
 
     def restore(self, token: int | None) -> bool:
-        """Make a token the only candidate, even if it was removed; False for None and tokens whose logit is -inf."""
+        """Make a token the only candidate, even if it was removed.
+
+        False, and nothing changes, for None and for tokens whose logit is minus infinity.
+        """
         if token is None or self._source is None or self._source[token] == -np.inf:
             return False
         self.ids, self.logits = self._all_ids[token : token + 1], self._source[token : token + 1]

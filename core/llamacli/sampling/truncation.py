@@ -171,7 +171,10 @@ class Infill(Sampler):
             candidates.keep(order[:1])
 
     def _merge(self, ids: list[int], p: list[float]) -> None:
-        """Add up the probabilities of tokens that begin alike; 0 for those that are counted elsewhere."""
+        """Add up the probabilities of tokens that begin alike.
+
+        Those that are counted elsewhere become 0.
+        """
         pieces = [self.tokenizer.piece_bytes(token) for token in ids]
         sorted_pieces = sorted((piece, i) for i, piece in enumerate(pieces))
         for i, piece in enumerate(pieces):

@@ -81,7 +81,7 @@ class SlotStats:
 
 @attrs.frozen
 class ModelStats:
-    """Numbers of one model, of all its loads, under the names of its metrics.
+    """Numbers of all loads of a model, named as its metrics.
 
     `n_tokens_max` is the length of the longest text, with its prompt.
 

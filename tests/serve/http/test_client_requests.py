@@ -20,14 +20,14 @@ REQUESTS = json.loads(Path(__file__).with_name("client_requests.json").read_text
 
 
 def last_part(text: str) -> Any:
-    """Body as JSON: the last line of JSON lines, the last event of a stream."""
+    """Last line of JSON lines, or last event of a stream."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.strip() not in ("", "data: [DONE]")]
     return json.loads(lines[-1])
 
 
 @pytest.fixture
 def ready(fake, monkeypatch) -> Iterator[Any]:
-    """A fake engine of a model with tokens for fill-in-the-middle, and with vectors."""
+    """A fake engine of a model with FIM tokens and vectors."""
     monkeypatch.setattr(fake._model.tokenizer, "infill_ids", (4, 5, 6))
     words = fake.script
 
