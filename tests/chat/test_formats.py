@@ -5,7 +5,7 @@ import pytest
 from llamacli import ChatTemplateError, PluginError
 from llamacli.chat.channels import HARMONY
 from llamacli.chat.formats import CHATML, ChatFormat, choose, own_templates
-from llamacli.chat.named import NAMED
+from llamacli.chat.named import named_templates
 from llamacli.chat.syntax import THINKING
 from llamacli.gguf import Metadata
 from llamacli.testing.vocabularies import CONTROL, byte_level
@@ -83,8 +83,8 @@ def test_choose_by_name() -> None:
 
 
 def test_names_of_llama_cpp_select_its_templates() -> None:
-    assert chosen(name="llama3").template == NAMED["llama3"].template()
-    assert chosen(template="vicuna").template == NAMED["vicuna"].template()
+    assert chosen(name="llama3").template == named_templates()["llama3"].template()
+    assert chosen(template="vicuna").template == named_templates()["vicuna"].template()
     with pytest.raises(ChatTemplateError, match=r"chat template 'llama9' is not one of .*command-r.* llama3"):
         chosen(name="llama9")
 

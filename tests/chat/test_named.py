@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llamacli.chat.named import NAMED, Turns
+from llamacli.chat.named import Turns, named_templates
 from llamacli.chat.template import ChatTemplate
 from llamacli.gguf import Metadata
 from llamacli.testing.vocabularies import byte_level
@@ -23,11 +23,13 @@ def prompt(turns: Turns, conversation: list[tuple[str, str]]) -> str:
     return ChatTemplate(turns.template(), tokenizer).render(messages, add_generation_prompt=True).text
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", named_templates())
 def test_same_prompts_as_llama_cpp(name: str) -> None:
-    assert {*EXPECTED} == {*NAMED}
+    assert {*EXPECTED} == {*named_templates()}
+    turns = named_templates()[name]
     for conversation, expected in zip(CONVERSATIONS, EXPECTED[name], strict=True):
+        found = prompt(turns, conversation)
         if conversation[0][0] == "system" and name in WITHOUT_SYSTEM:
-            assert prompt(NAMED[name], conversation).index("Be brief.") < prompt(NAMED[name], conversation).index("Hi")
+            assert found.index("Be brief.") < found.index("Hi")
         else:
-            assert prompt(NAMED[name], conversation) == expected
+            assert found == expected

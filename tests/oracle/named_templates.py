@@ -3,7 +3,7 @@
 import ctypes
 import json
 
-from llamacli.chat.named import NAMED
+from llamacli.chat.named import named_templates
 from oracle.goldens import DIRECTORY
 
 GOLDEN = DIRECTORY / "named_templates.json"
@@ -25,6 +25,8 @@ def _prompt(name: str, conversation: list[tuple[str, str]]) -> str:
 
 
 if __name__ == "__main__":
-    prompts = {name: [_prompt(name, conversation) for conversation in CONVERSATIONS] for name in sorted(NAMED)}
+    prompts = {
+        name: [_prompt(name, conversation) for conversation in CONVERSATIONS] for name in sorted(named_templates())
+    }
     lines = (f"{json.dumps(name)}: {json.dumps(found, ensure_ascii=False)}" for name, found in prompts.items())
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")

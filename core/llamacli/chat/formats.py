@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from llamacli.chat.channels import HARMONY
-from llamacli.chat.named import NAMED
+from llamacli.chat.named import named_templates
 from llamacli.chat.syntax import HERMES, Syntax
 from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
@@ -107,8 +107,9 @@ def choose(
     own = own_templates(metadata)
     template = own.get(wanted or "default")
     name = template or wanted or ""
-    if name in NAMED and not any(fmt.name == name and fmt.template for fmt in known):
-        template = NAMED[name].template()
+    is_short = name and not {*name} & {"{", " ", "\n"}  # most templates are source, for which no table is read
+    if is_short and name in named_templates() and not any(fmt.name == name and fmt.template for fmt in known):
+        template = named_templates()[name].template()
     elif wanted and template is None and ("{" in wanted or " " in wanted):
         template = wanted
     elif any(fmt.name == template and fmt.template for fmt in known):  # files may name one of llama.cpp's formats
@@ -117,7 +118,7 @@ def choose(
     if wanted and not template:
         named = next((fmt for fmt in known if fmt.name == wanted and fmt.template), None)
         if named is None:
-            names = ", ".join(sorted({*own, *NAMED, *(fmt.name for fmt in known if fmt.template)}))
+            names = ", ".join(sorted({*own, *named_templates(), *(fmt.name for fmt in known if fmt.template)}))
             raise ChatTemplateError(f"chat template {wanted!r} is not one of {names}")
         return _checked(named, info)
     fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, info)), None)
