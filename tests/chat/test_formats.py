@@ -5,6 +5,7 @@ import pytest
 from llamacli import ChatTemplateError, PluginError
 from llamacli.chat.channels import HARMONY
 from llamacli.chat.formats import CHATML, ChatFormat, choose, own_templates
+from llamacli.chat.named import named_templates
 from llamacli.chat.syntax import THINKING
 from llamacli.gguf import Metadata
 from llamacli.testing.vocabularies import CONTROL, byte_level
@@ -77,8 +78,19 @@ def test_missing_special_tokens_raise() -> None:
 
 def test_choose_by_name() -> None:
     assert chosen("<ours>", "</ours>", template="x", name="ours") is OURS
-    with pytest.raises(ChatTemplateError, match="chat template 'harmony' is not one of chatml, ours"):
+    with pytest.raises(ChatTemplateError, match=r"chat template 'harmony' is not one of .*, chatml, .*, ours,"):
         chosen(name="harmony")
+
+
+def test_names_of_llama_cpp_select_its_templates() -> None:
+    assert chosen(name="llama3").template == named_templates()["llama3"].template()
+    assert chosen(template="vicuna").template == named_templates()["vicuna"].template()
+    with pytest.raises(ChatTemplateError, match=r"chat template 'llama9' is not one of .*command-r.* llama3"):
+        chosen(name="llama9")
+
+
+def test_a_text_with_a_space_is_a_template() -> None:
+    assert chosen(name="Go on: ").template == "Go on: "
 
 
 def test_errors_of_matches_name_the_format() -> None:

@@ -88,7 +88,7 @@ def test_templates_by_name_and_from_a_file(invoke, talker, model, tmp_path, scri
         assert stdout(invoke("run", talker, "once", f"--chat-template{option}", value)) == "the dog\n"
     result = invoke("run", talker, "once", "--chat-template", "nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "chat template 'nonsense' is not one of chatml, default, " in result.stderr
+    assert "chat template 'nonsense' is not one of bailing, " in result.stderr
     both = ("--chat-template", "zephyr", "--chat-template-file", "x")
     assert invoke("run", talker, "once", *both).exit_code == 2
 

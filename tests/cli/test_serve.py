@@ -621,6 +621,9 @@ def test_keys(tmp_path: Path) -> None:
         http_settings(given("--api-key", ""))
     with pytest.raises(click.UsageError):
         http_settings(given("--chat-template", "x", "--chat-template-file", "y"))
+    with pytest.raises(click.UsageError, match="--max-tokens 0 leaves no reply"):
+        http_settings(given("-n", "0"))
+    assert http_settings(given("-n", "-1")).max_tokens == -1
 
 
 def test_page(server: Program) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import tiny_variants
+from llamacli.testing.vocabularies import HEAD, vocabulary_size
 from oracle.goldens import DIRECTORY
 
 GOLDEN = DIRECTORY / "samplers.json"
@@ -55,6 +60,19 @@ CASES: dict[str, list[Step]] = {
 """Samplers in order, under llama.cpp's names, with its arguments but for seeds and what is always the same."""
 
 
+INFILL = [(6.0, 0.0), (2.0, 0.0), (3.0, 0.0), (1.0, 0.0), (3.0, 12.0), (6.0, 20.0)]
+"""Standard deviations of logits, and what is added to that of the end, of a vocabulary with words."""
+
+
+def infill_logits(number: int) -> np.ndarray:
+    """float32 [n_vocab] for a case of `INFILL`."""
+    deviation, end = INFILL[number]
+    found = np.random.RandomState(100 + number).normal(0, deviation, vocabulary_size("spm"))
+    found[len(HEAD) :] += 2 * deviation
+    found[list(HEAD).index("</s>")] += end
+    return found.astype(np.float32)
+
+
 def logits(case: str) -> np.ndarray:
     """float32 [N_VOCAB], another row for each case."""
     return np.random.RandomState(list(CASES).index(case)).normal(0, 2, N_VOCAB).astype(np.float32)
@@ -82,26 +100,39 @@ def _made(kind: str, *args: Any) -> Any:
     return init(*args)
 
 
-def _record() -> None:
-    import ctypes
-
+def _left(given: np.ndarray, samplers: list[Any]) -> dict[str, list[Any]]:
+    """Ids that samplers leave, and their probabilities."""
     import llama_cpp
 
-    golden = {}
-    for case, steps in CASES.items():
-        data = (llama_cpp.llama_token_data * N_VOCAB)(*((i, x, 0.0) for i, x in enumerate(logits(case).tolist())))
-        left = llama_cpp.llama_token_data_array(data, N_VOCAB, -1, False)
-        for step in steps:
-            sampler = _made(*step)
-            for token in HISTORY:
-                llama_cpp.llama_sampler_accept(sampler, token)
-            llama_cpp.llama_sampler_apply(sampler, ctypes.byref(left))
-            llama_cpp.llama_sampler_free(sampler)
-        found = {left.data[i].id: left.data[i].logit for i in range(left.size)}
-        ids = sorted(token for token, logit in found.items() if logit > -np.inf)
-        e = np.exp(np.array([found[token] for token in ids], np.float64))
-        golden[case] = {"ids": ids, "p": [float(f"{p:.6g}") for p in e / e.sum()]}
-        print(f"{case}: {len(ids)} left")
+    n = len(given)
+    data = (llama_cpp.llama_token_data * n)(*((i, x, 0.0) for i, x in enumerate(given.tolist())))
+    left = llama_cpp.llama_token_data_array(data, n, -1, False)
+    for sampler in samplers:
+        for token in HISTORY:
+            llama_cpp.llama_sampler_accept(sampler, token)
+        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(left))
+        llama_cpp.llama_sampler_free(sampler)
+    found = {left.data[i].id: left.data[i].logit for i in range(left.size)}
+    ids = sorted(token for token, logit in found.items() if logit > -np.inf)
+    e = np.exp(np.array([found[token] for token in ids], np.float64))
+    print(f"{len(ids)} left")
+    return {"ids": ids, "p": [float(f"{p:.6g}") for p in e / e.sum()]}
+
+
+def _record() -> None:
+    import llama_cpp
+
+    golden = {case: _left(logits(case), [_made(*step) for step in steps]) for case, steps in CASES.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_variants.write(Path(folder) / "model.gguf", "gqa", tokenizer="spm")
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        model = llama_cpp.llama_model_load_from_file(bytes(path), params)
+        vocabulary = llama_cpp.llama_model_get_vocab(model)
+        for number in range(len(INFILL)):
+            samplers = [_made("top_k", 40), llama_cpp.llama_sampler_init_infill(vocabulary)]
+            golden[f"infill {number}"] = _left(infill_logits(number), samplers)
+        llama_cpp.llama_model_free(model)
     GOLDEN.write_text("{\n" + ",\n".join(f'"{case}": {json.dumps(value)}' for case, value in golden.items()) + "\n}\n")
 
 

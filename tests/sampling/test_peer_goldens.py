@@ -2,25 +2,33 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from candidates import apply
+from llamacli.errors import InvalidRequestError
+from llamacli.gguf import Metadata
 from llamacli.sampling import (
     AdaptiveP,
     Dry,
     DynamicTemperature,
+    Infill,
     MinP,
     Mirostat,
     MirostatV2,
     Penalties,
+    SamplingParams,
     Temperature,
     TopK,
     TopNSigma,
     TopP,
     TypicalP,
     Xtc,
+    build_chain,
 )
-from oracle.samplers import CASES, GOLDEN, HISTORY, Step, logits
+from llamacli.testing.vocabularies import vocabulary
+from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from oracle.samplers import CASES, GOLDEN, HISTORY, INFILL, Step, infill_logits, logits
 
 KINDS = {
     "temp": Temperature,
@@ -50,3 +58,29 @@ def test_same_candidates_as_llama_cpp(case: str, steps: list[Step]) -> None:
 def test_wrong_golden_fails() -> None:
     left = apply(logits("temperature"), Temperature(0.69))
     assert left.probabilities().tolist() != pytest.approx(EXPECTED["temperature"]["p"], abs=1e-5, rel=0)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return tokenizer_from_metadata(Metadata(vocabulary("spm")))
+
+
+@pytest.mark.parametrize("number", range(len(INFILL)))
+def test_same_infill_as_llama_cpp(number: int, words: Tokenizer) -> None:
+    left, expected = apply(infill_logits(number), TopK(40), Infill(words)), EXPECTED[f"infill {number}"]
+    assert left.ids.tolist() == expected["ids"]
+    assert left.probabilities().tolist() == pytest.approx(expected["p"], abs=1e-5, rel=0)
+
+
+def test_infill_restores_an_end_but_no_forbidden_one(words: Tokenizer) -> None:
+    flat = np.zeros(words.n_vocab, np.float32)
+    flat[words.eos_id] = -30
+    assert apply(flat.copy(), TopK(3), Infill(words)).ids.tolist() == [words.eos_id]
+    flat[words.eos_id] = -np.inf
+    flat[300] = 1
+    assert apply(flat, Infill(words)).ids.tolist() == [300]
+
+
+def test_infill_needs_a_tokenizer() -> None:
+    with pytest.raises(InvalidRequestError, match="infill needs a tokenizer"):
+        build_chain(SamplingParams(samplers=("infill",), temperature=1.0))

@@ -504,6 +504,20 @@ def test_idle_models_are_unloaded(demo: Model) -> None:
     run(demo, use, two("a"), shared, idle_unload=0.05)
 
 
+def test_counters_outlive_an_unloaded_model(demo: Model) -> None:
+    async def use(engine: LocalEngine) -> None:
+        for n in (1, 2):
+            await loaded(engine, "a")
+            assert [event async for event in engine.submit(request(demo, str(n), model="a", max_tokens=3))]
+            while engine.models()[0].loaded:
+                await asyncio.sleep(0.01)
+            stats = engine.stats().models["a"]
+            assert (stats.generation_tokens, stats.running, stats.finished) == (3 * n, 0, {"length": n})
+            assert "b" not in engine.stats().models
+
+    run(demo, use, two(), Shared(demo), idle_unload=0.05)
+
+
 def test_slow_load_is_told_and_goes_on(demo: Model) -> None:
     gate = threading.Event()
     shared = Shared(demo)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from llamacli.chat.channels import HARMONY
+from llamacli.chat.named import named_templates
 from llamacli.chat.syntax import HERMES, Syntax
 from llamacli.errors import ChatTemplateError, plugin_errors
 from llamacli.gguf import Metadata
@@ -97,15 +98,19 @@ def choose(
     """Choose the chat format of a file.
 
     Its `template` becomes the file's own if it has one; a file may have the name of a format there. `formats` are tried
-    in order, and then `CORE_FORMATS`. `wanted` selects another template: the name of one in the file or of a format
-    that has one, or Jinja source.
+    in order, and then `CORE_FORMATS`. `wanted` selects another template: the name of one in the file, of a format that
+    has one, or of llama.cpp, or Jinja source, which has a brace or a space.
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """
     known = [*formats, *CORE_FORMATS]
     own = own_templates(metadata)
     template = own.get(wanted or "default")
-    if wanted and template is None and "{" in wanted:
+    name = template or wanted or ""
+    is_short = name and not {*name} & {"{", " ", "\n"}  # most templates are source, for which no table is read
+    if is_short and name in named_templates() and not any(fmt.name == name and fmt.template for fmt in known):
+        template = named_templates()[name].template()
+    elif wanted and template is None and ("{" in wanted or " " in wanted):
         template = wanted
     elif any(fmt.name == template and fmt.template for fmt in known):  # files may name one of llama.cpp's formats
         wanted, template = template, None
@@ -113,7 +118,7 @@ def choose(
     if wanted and not template:
         named = next((fmt for fmt in known if fmt.name == wanted and fmt.template), None)
         if named is None:
-            names = ", ".join(sorted({*own, *(fmt.name for fmt in known if fmt.template)}))
+            names = ", ".join(sorted({*own, *named_templates(), *(fmt.name for fmt in known if fmt.template)}))
             raise ChatTemplateError(f"chat template {wanted!r} is not one of {names}")
         return _checked(named, info)
     fitting = next((fmt for fmt in known if (template or fmt.template) and _matches(fmt, info)), None)

@@ -151,9 +151,9 @@ _GROUPS = {
             help="Context length in tokens; 0: that of the model, or what the KV cache's memory holds.",
         ),
         option(
-            "-n", "--max-tokens", metavar="N", type=_COUNT,
-            help="Limit of the tokens of a reply for requests that have none. Default: the rest of the context; 16 for "
-            "/v1/completions.",
+            "-n", "--max-tokens", metavar="N", type=Integer(-1),
+            help="Limit of the tokens of a reply for requests that have none; -1: the rest of the context. Default: "
+            "-1, and 16 for /v1/completions.",
         ),
         option(
             "--max-running", metavar="N", type=_COUNT,
@@ -429,6 +429,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     files = None if certificate is None else (Path(certificate), Path(key))
     if files is not None:
         expect_certificate(files)
+    if given["max_tokens"] == 0:
+        raise click.UsageError("--max-tokens 0 leaves no reply: -1 is no limit.")
     names = ("port", "cors_origins", "allowed_hosts", "max_body", "read_timeout", "write_timeout",
              "load_timeout", "shutdown_timeout",
              "autoload", "models_max", "any_model", "strict", "slots", "props", "metrics", "llamacpp_metrics",

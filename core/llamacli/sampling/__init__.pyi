@@ -37,6 +37,7 @@ from llamacli.sampling.stop_strings import StopStrings as StopStrings
 from llamacli.sampling.temperature import DynamicTemperature as DynamicTemperature
 from llamacli.sampling.temperature import Temperature as Temperature
 from llamacli.sampling.triggers import LazyGrammar as LazyGrammar
+from llamacli.sampling.truncation import Infill as Infill
 from llamacli.sampling.truncation import MinP as MinP
 from llamacli.sampling.truncation import TopK as TopK
 from llamacli.sampling.truncation import TopNSigma as TopNSigma

@@ -227,6 +227,16 @@ class Candidates:
         mask[indices] = True
         self.keep_where(mask)
 
+    def restore(self, token: int | None) -> bool:
+        """Make a token the only candidate, even if it was removed.
+
+        False, and nothing changes, for None and for tokens whose logit is minus infinity.
+        """
+        if token is None or self._source is None or self._source[token] == -np.inf:
+            return False
+        self.ids, self.logits = self._all_ids[token : token + 1], self._source[token : token + 1]
+        return True
+
     def choose(self, index: int) -> None:
         """Draw this candidate; InvalidRequestError if its logit is not finite."""
         if not math.isfinite(self.logits[index]):

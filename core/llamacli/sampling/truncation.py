@@ -1,16 +1,22 @@
-"""Truncation samplers: top-k, top-p, min-p, typical-p, top-n-sigma and XTC."""
+"""Truncation samplers: top-k, top-p, min-p, typical-p, top-n-sigma, XTC and infill."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+from typing import Self
 
 import attrs
 import numpy as np
 
+from llamacli.errors import InvalidRequestError
 from llamacli.kernels import sampling as kernels
 from llamacli.sampling.candidates import Candidates
 from llamacli.sampling.checks import integer, number
+from llamacli.sampling.params import SamplingParams
 from llamacli.sampling.sampler import CompiledSampler, Sampler
+from llamacli.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -118,3 +124,70 @@ class Xtc(Sampler):
             latest_first = top[::-1]
             mask[latest_first[np.argmin(candidates.logits[latest_first])]] = True
             candidates.keep_where(mask)
+
+
+INFILL_LEAST = 0.2
+"""Probability below which infill keeps no token of text."""
+INFILL_END = 3
+"""Infill ends the text if its ends have a probability of 1 / (3 n + 1) or more, among n candidates."""
+
+
+@attrs.frozen
+class Infill(Sampler):
+    """Infill: end uncertain texts of fill-in-the-middle early (llama.cpp, PR 9896).
+
+    Keep only tokens that end generation if they are likely enough. Else count tokens of which one's text begins the
+    other's as the more probable one, and drop those below 0.2, then those below 1 / (n + 1), of n that are left; where
+    none is left, the text ends. It follows top-k, and is in no order of samplers by default.
+    """
+
+    tokenizer: Tokenizer
+
+    @classmethod
+    def from_params(cls, _params: SamplingParams, tokenizer: Tokenizer | None) -> Self:
+        """Sampler for a vocabulary; InvalidRequestError without one."""
+        if tokenizer is None:
+            raise InvalidRequestError("infill needs a tokenizer")
+        return cls(tokenizer)
+
+    def apply(self, candidates: Candidates) -> None:
+        """Keep clear continuations, or ends."""
+        order = candidates.falling_order()
+        ids = candidates.ids[order].tolist()
+        p: list[float] = candidates.probabilities()[order].tolist()
+        ends = [token in self.tokenizer.eog_ids for token in ids]
+        p_end = math.fsum(one for one, is_end in zip(p, ends, strict=True) if is_end)
+        if INFILL_END * p_end * len(p) > math.fsum(p) - p_end:
+            candidates.keep(order[ends])
+            return
+        self._merge(ids, p)
+        kept = [i for i, one in enumerate(p) if ends[i] or one >= INFILL_LEAST]
+        n_texts = sum(not ends[i] for i in kept)
+        if n_texts:
+            least = math.fsum(p[i] for i in kept) / (n_texts + 1)
+            candidates.keep(order[[i for i in kept if ends[i] or p[i] >= least]])
+        elif not any(candidates.restore(end) for end in (self.tokenizer.eot_id, self.tokenizer.eos_id)):
+            candidates.keep(order[:1])
+
+    def _merge(self, ids: list[int], p: list[float]) -> None:
+        """Add up the probabilities of tokens that begin alike.
+
+        Those that are counted elsewhere become 0.
+        """
+        pieces = [self.tokenizer.piece_bytes(token) for token in ids]
+        sorted_pieces = sorted((piece, i) for i, piece in enumerate(pieces))
+        for i, piece in enumerate(pieces):
+            for other in _continuing(piece, sorted_pieces) if piece else ():
+                if not p[i]:
+                    break
+                if other != i and p[other]:
+                    into, of = (other, i) if p[other] > p[i] else (i, other)
+                    p[into] += p[of]
+                    p[of] = 0.0
+
+
+def _continuing(piece: bytes, sorted_pieces: list[tuple[bytes, int]]) -> list[int]:
+    """Places of pieces that begin with one, ascending."""
+    first = bisect.bisect_left(sorted_pieces, (piece,))
+    pairs = (sorted_pieces[place] for place in range(first, len(sorted_pieces)))
+    return sorted(i for _, i in itertools.takewhile(lambda pair: pair[0].startswith(piece), pairs))

@@ -214,15 +214,17 @@ class LocalEngine:
         """See Engine."""
         entries = [entry for _, entry in self._items()]
         loaded = {entry.source.name: entry.loaded for entry in entries if entry.loaded}
+        asleep = {entry.source.name: entry.counters for entry in entries if entry.counters and not entry.loaded}
         if self._draining or self._stopping:
             status = "draining"
         elif self._is_stuck():
             status = "stuck"
         else:
             status = "ok" if loaded or not any(entry.loading for entry in entries) else "loading"
+        stats = {name: one.scheduler.stats() for name, one in loaded.items()}
         return EngineStats(
             status,
-            {name: one.scheduler.stats() for name, one in loaded.items()},
+            stats | {name: counters.snapshot() for name, counters in asleep.items()},
             {entry.source.name: entry.load_stats for entry in entries if not entry.removed},
         )
 
@@ -331,7 +333,7 @@ class LocalEngine:
         try:
             self._make_room(entry)
             started = time.monotonic()
-            loaded = served.load(entry.source, self.settings, self._load, self._sampling)
+            loaded = served.load(entry.source, self.settings, self._load, self._sampling, entry.counters)
             _log.info("model %s loaded in %.1f seconds", entry.source.name, time.monotonic() - started)
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]
@@ -339,6 +341,7 @@ class LocalEngine:
                 entry.loaded, entry.sleeps, entry.failure = loaded, False, ""
                 entry.touched_at = entry.loaded_at = time.monotonic()
                 entry.n_loads += 1
+                entry.counters = loaded.scheduler.counters
             return loaded
         except (LlamaCliError, MemoryError, OSError) as error:
             if not isinstance(error, LoadingError):

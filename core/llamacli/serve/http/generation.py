@@ -177,7 +177,9 @@ def _max_tokens(request: ChatRequest | CompletionRequest, default: int | None) -
         given.insert(0, request.max_completion_tokens)
     found = next((n for n in given if n is not None), None)
     if found is None:
-        return DEFAULT_MAX_TOKENS if default is None and isinstance(request, CompletionRequest) else default
+        found = default
+    if found is None:
+        return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None
     if not found and not (isinstance(request, CompletionRequest) and (request.echo or request.max_tokens is None)):
         raise BadRequestError("max_tokens: 0 is for echo of /v1/completions only", "max_tokens")
     return found if found >= 0 else None

@@ -176,12 +176,12 @@ async def slots(call: Call) -> None:
     wanted = call.wanted_model
     shown = None if wanted is None else call.server.find_model(wanted).name
     stats = call.server.engine.stats()
-    contexts = {info.name: info.n_ctx for info in call.server.engine.models()}
+    contexts = {info.name: info.n_ctx for info in call.server.engine.models() if info.loaded}
     await call.respond(
         [
-            {"model": name, "n_ctx": contexts.get(name), **slot, "id": i}
+            {"model": name, "n_ctx": contexts[name], **slot, "id": i}
             for name, one in stats.models.items()
-            if shown in (None, name)
+            if shown in (None, name) and name in contexts
             for i, slot in enumerate(_slots(one, call.settings.total_slots))
         ]
     )

@@ -31,7 +31,7 @@ class HttpSettings:
     - `ping_interval`: seconds of silence after which a stream of events gets a comment.
     - `template`: chat template that replaces the models' own, as for `Model.create_chat`.
     - `sampling`, `seed`, `max_tokens`: sampling parameters, seed and limit of the tokens of a text for requests without
-      them; None is a random seed, and no limit of the server's own.
+      them; None is a random seed, and no limit of the server's own. A limit of -1 is the rest of the context.
     - `system`, `stop`: system message and strings that end a text, for requests without them.
     - `reasoning`: the variable `enable_thinking` of templates, for requests that say nothing else.
     - `autoload`: requests load their models; without it `/models/load` does. `models_max`: models in memory at once,

@@ -61,6 +61,12 @@ def test_echo(http) -> None:
         assert "".join(chunk.choices[0].text for chunk in chunks) == "Hi,one two three"
 
 
+@pytest.mark.parametrize(("default", "expected"), [(-1, None), (7, 7)])
+def test_the_server_may_have_another_limit(default: int, expected: int | None, serve, fake) -> None:
+    serve(max_tokens=default).send("/v1/completions", {"prompt": "a"})
+    assert fake.requests[0].max_tokens == expected
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_scores_as_lm_eval_reads_them(max_tokens: int, http, fake) -> None:
     fake.script = scored(fake)
