@@ -12,14 +12,15 @@ from typing import Any
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import intrinsic, types
+from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing
 
 _AHEAD, _AHEAD_IN_STREAM = 8192, 1024
 """Prefetch distance in bytes of weights: of products bound by arithmetic, and of those that memory alone bounds."""
 
-_STREAM_BYTES = 8
-"""Bytes of 16 weights for each token from which on products of up to two tokens are bound by memory."""
+_STREAM_BYTES = {True: 8, False: 16}
+"""Bytes of 16 weights for each token from which on products of one or two tokens are bound by memory, by AVX-512."""
 
 _ITEM, _OFFSETS = ACTIVATION.itemsize, {name: field[1] for name, field in (ACTIVATION.fields or {}).items()}
 
@@ -51,7 +52,8 @@ def emit_tile(
 ) -> None:  # fmt: skip
     """Emit the product of 16 rows with n tokens, in fixed order."""
     multiply = _multiplier(packing)
-    in_stream = n_tokens == 1 or (n_tokens == 2 and packing.n_bytes >= n_tokens * packing.block * _STREAM_BYTES)
+    least = n_tokens * packing.block * _STREAM_BYTES[isa() in AVX512]
+    in_stream = n_tokens <= 2 and packing.n_bytes >= least
     ahead = _AHEAD_IN_STREAM if in_stream else _AHEAD
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
