@@ -51,7 +51,7 @@ class Packing(Protocol):
         """Emit the loads of a block.
 
         Returns a Block of integers, or an iterator of adjacent columns of floats. Meanwhile the bytes `ahead` bytes
-        further are prefetched, unless that is 0.
+        further are prefetched to the second-level cache, unless that is 0.
         """
 
 
@@ -93,7 +93,7 @@ class FloatPacking:
         """See Packing."""
         assert self.load_columns
         if ahead:
-            ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes)
+            ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes, level=2)
         for column in range(0, self.block, self.adjacent):
             yield self.load_columns(b, ir.offset(b, address, column * self.n_bytes // self.block))
 
@@ -292,7 +292,7 @@ class IntegerPacking:
             for group in range(self.groups):
                 if ahead:  # a group's share of the block: requests in one burst would hold up the loads
                     for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
-                        ir.prefetch(b, ir.offset(b, address, ahead + line), 64)
+                        ir.prefetch(b, ir.offset(b, address, ahead + line), 64, level=2)
                 place = ir.offset(b, address, self.field_bytes + group * self.group_bytes)
                 codes, terms = self._load_codes(b, place, shift_bits), self.terms(fields, group)
                 if self.marks is not None:

@@ -12,11 +12,15 @@ from typing import Any
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import intrinsic, types
+from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing
 
-_AHEAD = 8192
-"""Prefetch distance in bytes of weights."""
+_AHEAD, _AHEAD_IN_STREAM = 8192, 1024
+"""Prefetch distance in bytes of weights: of products bound by arithmetic, and of those that memory alone bounds."""
+
+_STREAM_BYTES = {True: 8, False: 16}
+"""Bytes of 16 weights for each token from which on products of one or two tokens are bound by memory, by AVX-512."""
 
 _ITEM, _OFFSETS = ACTIVATION.itemsize, {name: field[1] for name, field in (ACTIVATION.fields or {}).items()}
 
@@ -48,12 +52,15 @@ def emit_tile(
 ) -> None:  # fmt: skip
     """Emit the product of 16 rows with n tokens, in fixed order."""
     multiply = _multiplier(packing)
+    least = n_tokens * packing.block * _STREAM_BYTES[isa() in AVX512]
+    in_stream = n_tokens <= 2 and packing.n_bytes >= least
+    ahead = _AHEAD_IN_STREAM if in_stream else _AHEAD
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
         # Few tokens are bound by memory, and blocks are too long for the processor to look far ahead.
         address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-        block = packing.load(b, address, _AHEAD)
+        block = packing.load(b, address, ahead)
         return multiply(b, packing, block, i, rows, totals)
 
     totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
