@@ -7,13 +7,12 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from browser import PageDriver
 from http_server import Served, served
 from llamacli import Model, load_model
 from llamacli.media.pictures import data_of_uri
@@ -23,6 +22,9 @@ from llamacli.serve.http.page import PAGE
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
 from media_cases import CASES, drawn, write_mmproj, write_text
+
+if TYPE_CHECKING:
+    from browser import PageDriver  # which imports selenium
 
 GIVE = """
 const bytes = Uint8Array.from(atob(arguments[1]), (one) => one.charCodeAt(0));
@@ -82,6 +84,8 @@ def seeing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def seeing(driver: Any, seeing_server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Seeing]:
+    from browser import PageDriver
+
     page, seen = PageDriver(driver, f"http://127.0.0.1:{seeing_server.port}/"), list[bytes]()
 
     def noted(uri: str) -> bytes:

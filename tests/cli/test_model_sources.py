@@ -72,7 +72,7 @@ def test_presets(tmp_path: Path) -> None:
     assert one.adapters == ((tmp_path / "lora.gguf", 0.5), (tmp_path / "lora.gguf", 1.0))
     assert one.preset is not None
     assert one.preset.sampling == {"temperature": 0.5}
-    assert (two.n_ctx, two.pinned, two.preset and two.preset.sampling) == (None, False, {})
+    assert (two.n_ctx, two.pinned, two.preset) == (None, False, None)
     assert (three.path, three.aliases, three.n_ctx, three.kv_memory) == (
         demo_path(),
         ("short", "terse"),

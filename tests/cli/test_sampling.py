@@ -172,10 +172,10 @@ def test_sampler_of_a_plugin_with_its_option(program, model, site, install) -> N
 
 
 def test_unknown_samplers_in_a_file_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    metadata = Metadata({"general.sampling.sequence": "top_k;infill;temperature"})
+    metadata = Metadata({"general.sampling.sequence": "top_k;unheard_of;temperature"})
     assert sampling_params(parse(), metadata, 512).samplers == ("top_k", "temperature")
-    assert "general.sampling.sequence has unknown samplers: infill" in caplog.text
-    assert sampling_params(parse(), Metadata({"general.sampling.sequence": "infill"}), 512).samplers == ORDER
+    assert "general.sampling.sequence has unknown samplers: unheard_of" in caplog.text
+    assert sampling_params(parse(), Metadata({"general.sampling.sequence": "unheard_of"}), 512).samplers == ORDER
 
 
 def test_settings_of_the_file_are_used(invoke, tiny_gguf) -> None:

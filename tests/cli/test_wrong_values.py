@@ -27,7 +27,15 @@ ARGUMENTS = {
 }  # fmt: skip
 """Further arguments of commands; those with MODEL have it first."""
 
-ANY = {"prompt", "system", "system_prompt", "reasoning_effort", "reasoning_budget_message", "dry_sequence_breaker"}
+ANY = {
+    "prompt",
+    "system",
+    "system_prompt",
+    "reasoning_effort",
+    "reasoning_budget_message",
+    "dry_sequence_breaker",
+    "supported",
+}
 """Options that take any text."""
 
 TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
@@ -56,7 +64,9 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "grammar": (["root"], ("grammar: line 1, column 5: expected ::=", "such as --grammar 'root ::=")),
     "json_schema": (["[]"], ("json_schema: line 1: a schema must be an object", "such as --json-schema '{")),
     "lora": (["a.gguf:much"], ("'much' is not a number", "FILE:SCALE, as in adapter.gguf:0.5", "--lora", "--help")),
-    "chat_template": (["nonsense"], ("chat template 'nonsense' is not one of chatml",)),
+    "chat_template": (["nonsense"], ("chat template 'nonsense' is not one of bailing",)),
+    "base": (["/dev/null/x"], ("--base is for PEFT adapters: folder has no adapter_config.json", "--help")),
+    "tensor_type": (["much"], ("'much': expected NAME=TYPE, as in attn_v=Q8_0", "--tensor-type", "--help")),
     "hf_repos": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "host": (["nowhere.invalid"], ("cannot listen on nowhere.invalid:8080",)),
     "folder": (["/dev/null/x"], ("/dev/null/x", "ot a directory")),

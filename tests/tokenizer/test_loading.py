@@ -21,7 +21,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize("model", ["plamo2", ""])
+@pytest.mark.parametrize("model", ["unheard-of", ""])
 def test_unknown_model_error_lists_supported_ones(model: str) -> None:
     with pytest.raises(TokenizerError, match=rf"file: tokenizer.ggml.model = '{model}' .* bert, gemma4, .* t5"):
         tokenizer_from_metadata(Metadata({"tokenizer.ggml.model": model}, "file"))

@@ -8,7 +8,6 @@ from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
 from llamacli.hub.demo import demo_path
-from llamacli.util.system import fits
 
 REFERENCE = "USER/REPO[:QUANT]"
 
@@ -55,6 +54,8 @@ def list_models(names: bool, packed: bool, supported: str | None, json: bool) ->
     if names:
         _print_names(json)
         return
+    from llamacli.util.system import fits
+
     if packed:
         from llamacli.engine.packed_copies import copies
 

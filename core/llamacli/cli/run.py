@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -22,9 +22,11 @@ from llamacli.cli.text import argument, read_file, read_stdin, unescaped, withou
 from llamacli.cli.workers import pop_workers, worker_options
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.hub.demo import demo_path
-from llamacli.hub.personas import Persona, persona
 from llamacli.util.files import check_target
 from llamacli.util.settings import MAX_CONTEXT
+
+if TYPE_CHECKING:
+    from llamacli.hub.personas import Persona
 
 _INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
 """Options with files that are read once the model is loaded."""
@@ -159,8 +161,11 @@ def run(
     if model is None:  # but "" is a name, of a file that cannot be opened
         model = str(demo_path())
         chat = chat._replace(raw=chat.raw or not chat.requested)
-    elif (own := persona(model)) is not None:
-        chat = _with_persona(ctx, own, chat, given)
+    else:
+        from llamacli.hub.personas import persona
+
+        own = persona(model)
+        chat = chat if own is None else _with_persona(ctx, own, chat, given)
     text = _prompt(second, prompt, file, escape=given["escape"])
     if hf_repo is not None:
         model = model_from_hub(hf_repo)
