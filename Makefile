@@ -88,9 +88,10 @@ fuzz: $(VENV)/.installed-test
 	-$(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	$(FUZZ) $(ARGS)
 # Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
+RAY := .[ray,test]
 test-ray:
 	$(PYTHON) -m venv $(VENV)-ray
-	if $(VENV)-ray/bin/python -m pip install --quiet $(subst -e . ,-e '.[ray,test]' ,$(EDITABLE)); then \
+	if $(VENV)-ray/bin/python -m pip install --quiet $(subst -e . ,-e '$(RAY)' ,$(EDITABLE)); then \
 		$(VENV)-ray/bin/python -m pytest -q -n 0 -m ray tests/serve/ray; \
 	else \
 		echo "SKIPPED: Ray cannot be installed here, its tests do not run" >&2; \

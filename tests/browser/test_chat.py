@@ -259,9 +259,9 @@ def test_json_schema(site) -> None:
 
 def test_files_of_text(site, tmp_path: Path) -> None:
     page = site.page
-    notes, image = tmp_path / "notes.md", tmp_path / "image.png"
+    notes, data = tmp_path / "notes.md", tmp_path / "data.bin"
     notes.write_text("# Foxes\nred")
-    image.write_bytes(b"\x89PNG\0\0")
+    data.write_bytes(b"\x89PNG\0\0")
     drop = """
         const transfer = new DataTransfer();
         transfer.items.add(new File([arguments[0]], 'notes.md'));
@@ -270,8 +270,8 @@ def test_files_of_text(site, tmp_path: Path) -> None:
     """
     page.run(drop, notes.read_text())
     page.wait_text(".chip", "notes.md")
-    page.one("#composer input[type=file]").send_keys(str(image))
-    page.wait_text(".toast", "image.png is not a text file in UTF-8.")
+    page.one("#composer input[type=file]").send_keys(str(data))
+    page.wait_text(".toast", "data.bin is not a text file in UTF-8.")
     page.send("Summarize")
     page.wait_reply()
     assert "notes.md:\n```\n# Foxes\nred\n```\n\nSummarize" in last_prompt(site)
