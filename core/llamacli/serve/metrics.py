@@ -117,9 +117,9 @@ class LoadStats:
     `n_bytes` is the memory that it may take now.
     """
 
-    loads: int
-    failures: int
-    n_bytes: int
+    loads: int = 0
+    failures: int = 0
+    n_bytes: int = 0
 
 
 @attrs.frozen

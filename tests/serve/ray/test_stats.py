@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamacli.serve.metrics import Counters, SlotStats
+from llamacli.serve.metrics import Counters, LoadStats, SlotStats
 from llamacli.serve.ray.stats import Totals, total
 
 
@@ -26,14 +26,15 @@ def test_numbers_counts_and_histograms_are_added() -> None:
 
 def test_counters_stay_when_a_replica_has_gone() -> None:
     totals = Totals()
-    totals.update("a", stats(5, running=2))
-    totals.update("b", stats(1, running=1))
-    totals.update("b", stats(2, running=1))
+    totals.update("a", stats(5, running=2), LoadStats(1, 1, 8))
+    totals.update("b", stats(1, running=1), LoadStats(1, 0, 4))
+    totals.update("b", stats(2, running=1), LoadStats(2, 0, 4))
     assert totals.sum().generation_tokens == 7
     totals.keep(["b"])
     left = totals.sum()
     assert (left.generation_tokens, left.running, len(left.slots)) == (7, 1, 1)
     assert sum(left.histograms["step_seconds"].counts) == 2
+    assert totals.loads() == LoadStats(3, 1, 4)
     totals.keep(["b"])
-    totals.update("c", stats(1))
+    totals.update("c", stats(1), LoadStats())
     assert totals.sum().generation_tokens == 8

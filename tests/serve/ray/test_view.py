@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from llamacli.serve.metrics import Counters
+from llamacli.serve.metrics import Counters, LoadStats
 from llamacli.serve.ray.messages import Report
 from llamacli.serve.ray.policy import Load
 from llamacli.serve.ray.view import View, forget_view, view_of
@@ -13,7 +13,7 @@ from llamacli.serve.ray.view import View, forget_view, view_of
 def report(n: int, status: str = "ok") -> bytes:
     counters = Counters()
     counters.generation_tokens += n
-    return pickle.dumps(Report(Load(running=n), ("i/1",), status, counters.snapshot(running=n)))
+    return pickle.dumps(Report(Load(running=n), ("i/1",), status, counters.snapshot(running=n), LoadStats(1, 0, n)))
 
 
 def test_reports_change_loads_metrics_and_states() -> None:
@@ -27,6 +27,7 @@ def test_reports_change_loads_metrics_and_states() -> None:
     assert (view.stats().running, view.status) == (5, "ok")
     view.update({"a": report(2, "stuck")})
     assert (view.stats().running, view.stats().generation_tokens, view.status) == (2, 5, "stuck")
+    assert view.loads() == LoadStats(2, 0, 2), "one has gone, with its memory"
 
 
 def test_the_router_and_the_engine_share_a_view() -> None:

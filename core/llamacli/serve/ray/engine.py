@@ -179,7 +179,10 @@ class RayEngine:
             status = "draining"
         else:
             status = "loading" if self._info is None else self._view.status
-        return EngineStats(status, {} if self._info is None else {self._source.name: self._view.stats()})
+        if self._info is None:
+            return EngineStats(status, {})
+        name = self._source.name
+        return EngineStats(status, {name: self._view.stats()}, {name: self._view.loads()})
 
     async def drain(self, timeout: float) -> None:
         """See Engine."""

@@ -9,7 +9,7 @@ import attrs
 
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplerChain
-from llamacli.serve.metrics import ModelStats
+from llamacli.serve.metrics import LoadStats, ModelStats
 from llamacli.serve.ray.blocks import chain_hashes
 from llamacli.serve.ray.policy import Load
 from llamacli.serve.requests import GenerationRequest, Request
@@ -48,6 +48,7 @@ class Report:
     received: tuple[str, ...]
     status: str
     stats: ModelStats
+    loads: LoadStats
 
 
 def _pair(values: Sequence[int]) -> tuple[int, int]:

@@ -142,7 +142,7 @@ class Replica:
             output=texts.sum / sum(texts.counts) if sum(texts.counts) else OUTPUT_TOKENS,
             blocks=frozenset(self._chains.held(scheduler.memory.prefixes.sequences(), self._salts)),
         )
-        return Report(load, tuple(self._received), stats.status, numbers)
+        return Report(load, tuple(self._received), stats.status, numbers, stats.loads[self._setup.name])
 
     async def check_health(self) -> None:
         """Raise InternalError if the engine is stuck; called by Ray Serve."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.serve.metrics import HistogramStats, ModelStats
+from llamacli.serve.metrics import HistogramStats, LoadStats, ModelStats
 
 _GAUGES = ("running", "waiting", "prompt_tokens_waiting", "kv_pages_used", "kv_pages_total", "kv_pages_cached")
 _COUNTERS = ("prompt_tokens", "generation_tokens", "drafts", "draft_tokens", "draft_tokens_accepted", "preemptions")
@@ -36,24 +36,33 @@ class Totals:
     """
 
     def __init__(self) -> None:
-        self._present: dict[str, ModelStats] = {}
-        self._past = ModelStats()
+        self._present: dict[str, tuple[ModelStats, LoadStats]] = {}
+        self._past, self._past_loads = ModelStats(), LoadStats()
 
-    def update(self, replica: str, stats: ModelStats) -> None:
+    def update(self, replica: str, stats: ModelStats, loads: LoadStats) -> None:
         """Take the present numbers of a replica."""
-        self._present[replica] = stats
+        self._present[replica] = stats, loads
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Set which replicas there are."""
         present = set(replicas)
         for name in [name for name in self._present if name not in present]:
             no_gauges: dict[str, Any] = dict.fromkeys(_GAUGES, 0)
-            counters = attrs.evolve(self._present.pop(name), slots=(), **no_gauges)
-            self._past = total([self._past, counters])
+            stats, loads = self._present.pop(name)
+            self._past = total([self._past, attrs.evolve(stats, slots=(), **no_gauges)])
+            self._past_loads = _total_loads([self._past_loads, attrs.evolve(loads, n_bytes=0)])
 
     def sum(self) -> ModelStats:
         """The present sum."""
-        return total([self._past, *list(self._present.values())])
+        return total([self._past, *(stats for stats, _ in self._present.values())])
+
+    def loads(self) -> LoadStats:
+        """The present sum of loads."""
+        return _total_loads([self._past_loads, *(loads for _, loads in self._present.values())])
+
+
+def _total_loads(parts: list[LoadStats]) -> LoadStats:
+    return LoadStats(*(sum(numbers) for numbers in zip(*map(attrs.astuple, parts), strict=True)))
 
 
 def _joined(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

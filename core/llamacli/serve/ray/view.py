@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections.abc import Mapping
 
-from llamacli.serve.metrics import ModelStats
+from llamacli.serve.metrics import LoadStats, ModelStats
 from llamacli.serve.ray.messages import Report
 from llamacli.serve.ray.policy import Fleet
 from llamacli.serve.ray.stats import Totals
@@ -35,13 +35,18 @@ class View:
             for name, data in new.items():
                 report: Report = pickle.loads(data)
                 self.fleet.report(name, report.load, report.received)
-                self._totals.update(name, report.stats)
+                self._totals.update(name, report.stats, report.loads)
                 self._states[name] = report.status
 
     def stats(self) -> ModelStats:
         """Numbers of all replicas together."""
         with self._lock:
             return self._totals.sum()
+
+    def loads(self) -> LoadStats:
+        """Loads of all replicas together."""
+        with self._lock:
+            return self._totals.loads()
 
     @property
     def status(self) -> str:
