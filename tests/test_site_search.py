@@ -114,7 +114,7 @@ def test_first_page(query: str, index: Any) -> None:
 
 def test_page_with_all_terms_is_first() -> None:
     documents = [
-        {"location": "a.html", "title": "Cache", "text": "types"},
+        {"location": "a.html", "title": "Cache", "text": "layers"},
         {"location": "b.html", "title": "Cache types", "text": "keys"},
         {"location": "b.html#x", "title": "Types", "text": "keys"},
     ]

@@ -64,7 +64,7 @@ MODULES = (
 LANGUAGES = {".py": "python", ".toml": "toml", ".service": "ini"}
 
 BOOSTS = {
-    **dict.fromkeys(("install.md", "first-model.md", "models.md", "faq.md", "troubleshooting.md"), 8),
+    **dict.fromkeys(("install.md", "first-model.md", "performance.md", "models.md", "faq.md", "troubleshooting.md"), 8),
     **dict.fromkeys(("index.md", "chat.md", "api.md", "serving.md", "checkpoints.md", "plugins.md", "tutorials/8*"), 6),
     **dict.fromkeys(("quantization.md", "architecture.md", "ollama.md", "benchmarks/*"), 8),
     **dict.fromkeys(("reference/*", "design/*", "tests/*", "tools/*", "CHANGELOG.md", "measurements.md"), 0.2),

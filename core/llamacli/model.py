@@ -486,8 +486,8 @@ def load_model(
         name = copy_key(paths, model_id, mode) if key and not program else None
         if load == LoadMode.MAP and not key:
             raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
-        if engine is None and load != LoadMode.MAP and program is None:
-            expect_memory(file)
+        if engine is None and program is None and (load == LoadMode.MEMORY or name is None):
+            expect_memory(file)  # else the weights are mapped if they do not fit
         compiler = engine or default_engine(threads, name, LoadMode(load), prompts)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)

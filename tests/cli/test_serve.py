@@ -487,7 +487,7 @@ def test_wrong_models_end_the_program(start_server, tmp_path: Path) -> None:
 def test_wrong_chat_template_ends_the_program(program) -> None:
     done = program("serve", "--chat-template", "nonsense", "--port", "0")
     assert done.returncode == 1
-    assert "chat template 'nonsense' is not one of chatml" in done.stderr
+    assert "chat template 'nonsense' is not one of bailing" in done.stderr
     assert "serving" not in done.stderr
 
 
