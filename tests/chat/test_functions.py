@@ -4,10 +4,11 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from llamacli import InvalidRequestError, Message, load_model
+from llamacli import InvalidRequestError, Message, SamplingParams, load_model
 from llamacli.chat.functions import call, describe, described
 from llamacli.chat.messages import ToolCall
 from llamacli.hub.demo import demo_path
+from llamacli.sampling import Draw, SamplerChain
 
 
 def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", tags: list[str] | None = None) -> str:
@@ -124,3 +125,33 @@ def test_chat_calls_functions_until_a_reply_calls_none() -> None:
             ("c2", json.dumps(known)),
         ]
         assert not chat.answer_calls()
+
+
+def test_tool_choice_makes_a_reply_call() -> None:
+    boats: list[str] = []
+
+    def boat(colour: Literal["green", "blue"]) -> str:
+        boats.append(colour)
+        return "It lies at the pier."
+
+    named = {"type": "function", "function": {"name": "boat"}}
+    with load_model(demo_path()) as model, model.create_chat(tools=[boat], max_tokens=200) as chat:
+        chat.add_user("Tell me a story.")
+        text = "".join(piece.text for piece in chat.run_tools(tool_choice=named))
+        assert [message.role for message in chat.history] == ["user", "assistant", "tool", "assistant"]
+        assert text == chat.history[-1].content != ""
+        assert boats == [chat.history[1].tool_calls[0].arguments["colour"]]
+        before = len(chat.history)
+        chat.add_user("Again.")
+        for choice, params, said in (
+            ("none", None, "use_tools"),
+            ("always", None, "tool_choice is 'always'"),
+            ("required", SamplingParams(grammar='root ::= "a"'), "without another"),
+            ("required", SamplerChain([Draw()]), "SamplingParams"),
+        ):
+            with pytest.raises(InvalidRequestError, match=said):
+                chat.respond(params, tool_choice=choice)
+        assert len(chat.history) == before + 1
+        chat.use_tools(None)
+        with pytest.raises(InvalidRequestError, match="required needs tools"):
+            chat.respond(tool_choice="required")

@@ -11,11 +11,13 @@ from typing import Any
 import attrs
 
 from llamacli.chat.codec import ChatCodec
+from llamacli.chat.constraints import reply_constraint
 from llamacli.chat.context import Evaluated, Part, Plan, extended, plan, truncated
 from llamacli.chat.formats import ChatFormat
 from llamacli.chat.functions import MAX_ROUNDS, Tools, call, described
 from llamacli.chat.media import marked, media_inputs, with_pictures
 from llamacli.chat.messages import Message, Piece, ToolCall
+from llamacli.chat.openai import tool_use
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
@@ -140,17 +142,19 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         *,
         max_rounds: int = MAX_ROUNDS,
         report: Callable[[ToolCall, Any], None] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         speculate: Drafter | None = None,
     ) -> Generator[Piece, None, None]:
         """Stream replies, calling the functions that they call, until one calls none.
 
-        There are at most `max_rounds` replies after the first. Arguments and errors are those of `respond`, and
-        `report` is that of `answer_calls`.
+        There are at most `max_rounds` replies after the first, to which alone `tool_choice` applies. Other arguments
+        and the errors are `respond`'s, and `report` is `answer_calls`'.
         """
         for _ in range(max_rounds + 1):
-            yield from self.respond(params, speculate=speculate)
+            yield from self.respond(params, tool_choice=tool_choice, speculate=speculate)
             if not self.answer_calls(report):
                 break
+            tool_choice = None
 
     def retract(self) -> Message | None:
         """Remove and return the last reply.
@@ -188,17 +192,23 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return len(self._plan_reply()[0].ids) if self.pending else self.session.n_past
 
     def respond(
-        self, params: SamplingParams | SamplerChain | None = None, *, speculate: Drafter | None = None
+        self,
+        params: SamplingParams | SamplerChain | None = None,
+        *,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        speculate: Drafter | None = None,
     ) -> Generator[Piece, None, None]:
         """Stream the model's reply to the last messages.
 
         Nothing if none is waiting for a reply. The reply ends at an end-of-generation token of the file, or at the
         token or text with which the template ends a message; neither is shown or counted. Then what the template puts
         after a message is evaluated. The reply is added to `history`, with reasoning and tool calls apart. Leaving the
-        loop ends it too: what was yielded so far is kept. `speculate` is as for `Session.generate`.
+        loop ends it too: what was yielded so far is kept. `speculate` is as for `Session.generate`. With "required", or
+        OpenAI's object with a function's name, as `tool_choice` the reply is a call, by a grammar.
 
-        Raises, before anything is evaluated, ContextOverflowError if the messages do not fit and ChatTemplateError if
-        they cannot be rendered.
+        Raises, before anything is evaluated, ContextOverflowError if the messages do not fit, ChatTemplateError if
+        they cannot be rendered, and InvalidRequestError for a `tool_choice` that is unknown, needs tools, or meets a
+        sampler chain or another grammar in `params`.
         """
         if not self.pending:
             return _no_pieces()
@@ -207,15 +217,21 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         if wanted.n_kept + n_new > self.session.n_ctx:
             raise ContextOverflowError(wanted.n_kept, n_new, self.session.n_ctx)
         params = params or SamplingParams()
+        if tool_choice not in (None, "auto"):
+            params = self._calling(params, rendering, tool_choice)
         if isinstance(params, SamplingParams):
             params = self.codec.budgeted(params, rendering)
         return self._respond(wanted, rendering, params, speculate)
 
     def respond_async(
-        self, params: SamplingParams | SamplerChain | None = None, *, speculate: Drafter | None = None
+        self,
+        params: SamplingParams | SamplerChain | None = None,
+        *,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        speculate: Drafter | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Stream the reply for `async for`, computing in threads; see `respond`."""
-        return in_threads(self.respond(params, speculate=speculate))
+        return in_threads(self.respond(params, tool_choice=tool_choice, speculate=speculate))
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write conversation and session state to a file.
@@ -253,6 +269,20 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         self.close()
 
     # --- replying
+
+    def _calling(
+        self, params: SamplingParams | SamplerChain, rendering: Rendering, choice: str | Mapping[str, Any] | None
+    ) -> SamplingParams:
+        use = tool_use(self.tools or (), choice)
+        if use is None:
+            raise InvalidRequestError("tool_choice: none: use_tools(None) takes the tools away")
+        if not isinstance(params, SamplingParams) or params.grammar is not None or params.json_schema is not None:
+            raise InvalidRequestError("tool_choice is a grammar: it needs SamplingParams without another one")
+        wanted = reply_constraint(self.codec, rendering.prompt, None, None, use)
+        return attrs.evolve(
+            params, grammar=wanted.grammar, json_schema=wanted.json_schema, grammar_triggers=wanted.triggers,
+            grammar_after=wanted.after,
+        )  # fmt: skip
 
     def _respond(
         self, wanted: Plan, rendering: Rendering, params: SamplingParams | SamplerChain, speculate: Drafter | None
