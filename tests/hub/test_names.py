@@ -49,6 +49,15 @@ def test_names_as_ollama_spells_them(name: str, found: str) -> None:
     assert str(lookup(name)) == found
 
 
+def test_own_names_of_own_names(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    config.write_text(f'a = "b"\nb = "{tmp_path}/tiny.gguf"\nc = "d"\nd = "c"\ne = "qwen3"\n[f]\nfrom = "e"\n')
+    assert lookup("a") == tmp_path / "tiny.gguf"
+    assert str(lookup("f")) == "unsloth/Qwen3-8B-GGUF"
+    with pytest.raises(InvalidRequestError, match="is not a model of the hub"):
+        lookup("c")
+
+
 def test_own_names_come_first(config: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").touch()
     config.write_text(f'qwen3 = "user/repo:Q5_K_M"\nmine = "{tmp_path}/tiny.gguf"\n')

@@ -87,12 +87,12 @@ def lookup(name: str) -> Reference | Path | None:
         return Reference.parse(name)
     if name.startswith(("http://", "https://")):
         return _at_address(name)
-    own = aliases().get(name)
+    own = _own_model(name)
     if own is not None:
         path = Path(own).expanduser()
         if path.exists() or own.endswith(".gguf"):
             return path
-        named = lookup(own) if own != name and own not in aliases() else None
+        named = None if own in aliases() else lookup(own)
         return Reference.parse(own) if named is None else named
     if name == DEMO:
         return demo_path()
@@ -104,6 +104,14 @@ def lookup(name: str) -> Reference | Path | None:
     if found is not None and found["tag"] in shipped_names():
         return attrs.evolve(Reference.parse(shipped_names()[found["tag"]]), quant=found["quant"].upper())
     return None
+
+
+def _own_model(name: str) -> str | None:
+    """Model of one of the user's own names, which may be that of another; the last of a cycle."""
+    own, models = None, aliases()
+    while name in models:
+        own = name = models.pop(name)
+    return own
 
 
 def _at_address(address: str) -> Reference:
