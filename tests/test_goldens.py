@@ -20,14 +20,14 @@ FLAT = {"afmoe_dense_first", "grok_2", "muse_glimmer_capped"}
 
 CLOSE = 5e-3
 FLOAT32 = [name for name, variant in VARIANTS.items() if "type" not in variant.options]
-QUANTISED = [name for name in VARIANTS if name not in FLOAT32]
-EVERY = [*FLOAT32, *QUANTISED]
+QUANTIZED = [name for name in VARIANTS if name not in FLOAT32]
+EVERY = [*FLOAT32, *QUANTIZED]
 
 
 FIRST_FLOAT32 = first_variants(FLOAT32)
-FIRST_OF_A_TYPE = {VARIANTS[name].options["type"]: name for name in reversed(QUANTISED)}.values()
+FIRST_OF_A_TYPE = {VARIANTS[name].options["type"]: name for name in reversed(QUANTIZED)}.values()
 QUICK_FP32 = {
-    **dict.fromkeys(QUANTISED, pytest.mark.slow),
+    **dict.fromkeys(QUANTIZED, pytest.mark.slow),
     **dict.fromkeys((*FLOAT32, *FIRST_OF_A_TYPE), pytest.mark.medium),
     **dict.fromkeys(FIRST_FLOAT32, ()),
 }
@@ -117,7 +117,7 @@ def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTi
 
 @pytest.mark.parametrize("variant", ["gqa", "biases", "moe_8_2", "q8_0", "q4_k"])
 @pytest.mark.parametrize(("mode", "least", "most"), [("q8", 1e-6, 5e-3), ("q4", 1e-3, 0.3)])
-def test_requantised_modes_only_add_rounding(
+def test_requantized_modes_only_add_rounding(
     variant: str, mode: str, least: float, most: float, load_tiny: LoadTiny
 ) -> None:
     exact = all_logits(load_tiny(variant))
@@ -127,7 +127,7 @@ def test_requantised_modes_only_add_rounding(
 
 
 @pytest.mark.parametrize(("variant", "mode"), [("q8_0", "q8"), ("q4_0", "q4")])
-def test_requantising_to_the_same_type_is_exact(variant: str, mode: str, load_tiny: LoadTiny) -> None:
+def test_requantizing_to_the_same_type_is_exact(variant: str, mode: str, load_tiny: LoadTiny) -> None:
     expected, actual = (all_logits(load_tiny(variant, name)) for name in ("auto", mode))
     np.testing.assert_array_equal(actual, expected)
 

@@ -73,7 +73,7 @@ _CACHE_TYPES = f"""\
 
 Types of the keys and values in the KV cache. They are chosen by `--kv-type TYPE`, or `-ctk TYPE -ctv TYPE` for keys and
 values, and by `kv_type` of `model.create_session`. The default is `f16`, and `f32` in mode `fp32`. Names and sizes are
-GGML's. [The page of the KV cache](engine.md#kv-cache) describes how quantised types are rounded, and their error.
+GGML's. [The page of the KV cache](engine.md#kv-cache) describes how quantized types are rounded, and their error.
 
 | type | bits per number | heads of 128 dimensions: bytes per key or value |
 |---|---|---|

@@ -438,7 +438,7 @@ def load_model(
     `user/repo:Q4_K_M` of the Hugging Face hub, an address there, a short name (`llamacli list --names` prints them).
     A model of the hub is downloaded unless cached.
 
-    `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantised. `threads`
+    `mode` is how weights are kept: "auto" in the file's own types, "fp32" exact, "q8" or "q4" requantized. `threads`
     is how many cores compute, by default every one that this process may use; results do not depend on it. `progress`
     is called with the bytes of tensors that have been read so far, and the bytes of all. `plugins` and `engine` default
     to the installed plugins and the fastest engine that runs here. `transform` rewrites the recorded forward pass

@@ -33,7 +33,7 @@ def test_output_file(invoke, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.medium
-def test_quantised_file_runs(program, folder: Path, tmp_path: Path) -> None:
+def test_quantized_file_runs(program, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     assert program("convert", folder, out, "q8_0", env={"NUMBA_DISABLE_JIT": "0"}).returncode == 0
     with open_gguf(out) as file:

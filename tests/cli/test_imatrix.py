@@ -38,7 +38,7 @@ def test_output_file_and_summary(invoke, model: Path, text: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("kernels")
-def test_result_serves_to_quantise(invoke, tiny_gguf, text: Path, tmp_path: Path) -> None:
+def test_result_serves_to_quantize(invoke, tiny_gguf, text: Path, tmp_path: Path) -> None:
     model = tiny_gguf("moe_4_1", tokenizer="spm", n_embd=256, n_head=4, n_head_kv=2, n_ff=256)
     out, small = tmp_path / "imatrix.gguf", tmp_path / "small.gguf"
     result = invoke("imatrix", model, "-f", text, "-o", out, "-c", "16", "--process-output")

@@ -105,17 +105,17 @@ def test_source_model_is_not_overwritten(invoke, wide: Path, tmp_path: Path) -> 
     assert result.stderr == f"llamacli: error: {path} is a file of the source model: choose another file\n"
 
 
-def test_quantised_models_need_allow_requantize(invoke, tiny_gguf, out: Path) -> None:
+def test_quantized_models_need_allow_requantize(invoke, tiny_gguf, out: Path) -> None:
     path = tiny_gguf("q8_0")
     result = invoke("quantize", path, out, "F16")
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        f"llamacli: error: {path}: 16 tensors are already quantised, 'token_embd.weight' as Q8_0;"
+        f"llamacli: error: {path}: 16 tensors are already quantized, 'token_embd.weight' as Q8_0;"
     )
     assert "--allow-requantize" in result.stderr
     result = invoke("quantize", path, out, "F16", "--allow-requantize")
     assert result.exit_code == 0
-    assert "loses more than quantising the original" in result.stderr
+    assert "loses more than quantizing the original" in result.stderr
 
 
 def test_block_types_need_kernels(invoke, wide: Path, out: Path) -> None:
@@ -183,7 +183,7 @@ def test_importance_matrix_without_some_entries(invoke, wide: Path, out: Path, t
     write_imatrix(ImportanceMatrix(path, {"blk.0.attn_q.weight": entry}, [], 1, 512))
     result = invoke("quantize", wide, out, "Q4_K_M", "--dry-run", "--imatrix", path)
     assert result.exit_code == 0
-    assert f"warning: {path} has no entry of blk.0.attn_k.weight and 12 more: quantised with equal weights" in (
+    assert f"warning: {path} has no entry of blk.0.attn_k.weight and 12 more: quantized with equal weights" in (
         result.stderr
     )
 

@@ -32,7 +32,7 @@ BITS = {
     "IQ3_S": 2.7, "IQ3_XXS": 2.3, "IQ2_S": 1.9, "IQ2_XS": 1.6, "IQ2_XXS": 1.4, "IQ1_M": 1.1, "IQ1_S": 1, "TQ2_0": 1,
     "TQ1_0": 1,
 }  # fmt: skip
-"""Effective bits of random weights after quantisation: NMSE is at most 4^-bits."""
+"""Effective bits of random weights after quantization: NMSE is at most 4^-bits."""
 
 WITH_IMATRIX = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
 """File types that need an importance matrix."""
@@ -260,7 +260,7 @@ def test_sums_of_a_plan(model: Path, tmp_path: Path) -> None:
 
 
 class TestAddedTypes:
-    """Tensor types of plugins, with quantisers of their own."""
+    """Tensor types of plugins, with quantizers of their own."""
 
     @pytest.fixture
     def add(self, monkeypatch: pytest.MonkeyPatch):
@@ -294,7 +294,7 @@ class TestAddedTypes:
             (lambda x: x.missing, "tensor type Q3_S failed: AttributeError: .*, at .*test_convert.py"),
         ],
     )
-    def test_faulty_quantisers(self, quantize, message: str, add, model: Path, tmp_path: Path) -> None:
+    def test_faulty_quantizers(self, quantize, message: str, add, model: Path, tmp_path: Path) -> None:
         add(quantize)
         with pytest.raises(PluginError, match=message):
             converted(model, tmp_path / "out.gguf", "Q3_S")
@@ -395,7 +395,7 @@ def test_weights_lower_the_weighted_error_of_each_matrix(name: str, model: Path,
 
 
 def test_experts_have_their_own_weights(tiny_gguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each expert's rows are those of its matrix quantised by itself."""
+    """Each expert's rows are those of its matrix quantized by itself."""
     path, name = tiny_gguf("moe_4_1", **WIDE | {"n_ff": 64}), "blk.0.ffn_up_exps.weight"
     matrix = importance(path, spread=1.5)
     whole = converted(path, tmp_path / "whole.gguf", "Q4_K_S", imatrix=matrix)

@@ -98,7 +98,7 @@ def test_type_without_packing_is_computed_as_q8_0(write, plugins, caplog) -> Non
 
 
 def test_results_differ_from_those_of_q8_0(write, plugins) -> None:
-    """Requantising 3-bit weights to Q8_0 rounds them."""
+    """Requantizing 3-bit weights to Q8_0 rounds them."""
     path = write(Added.Q3_S)
     own = logits(path, "auto", plugins, default_engine())
     assert (own != logits(path, "q8", plugins, default_engine())).any()

@@ -230,7 +230,7 @@ def test_missing_tensor_is_named(path: Path) -> None:
         file.data("w")
 
 
-def test_tensor_of_a_type_without_dequantiser_is_named(path: Path) -> None:
+def test_tensor_of_a_type_without_dequantizer_is_named(path: Path) -> None:
     path.write_bytes(b.gguf_bytes(tensors=[Tensor("w", [32], TensorType.Q8_1)]))
     with open_gguf(path) as file, pytest.raises(ModelFormatError, match=r"model\.gguf: tensor 'w': .*Q8_1"):
         file.tensor("w")

@@ -211,7 +211,7 @@ def test_plain_attention_equals_that_of_the_core(kv_type: str, options: dict) ->
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
-def test_plain_attention_on_quantised_cells(kv_type: str) -> None:
+def test_plain_attention_on_quantized_cells(kv_type: str) -> None:
     expected, actual = (Cached(build, kv_type, head_dim=32).rows for build in (attention, plain))
     np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 

@@ -1,4 +1,4 @@
-"""Codebook quantisers: their errors beside llama.cpp's, and their invariants."""
+"""Codebook quantizers: their errors beside llama.cpp's, and their invariants."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Quantisers: their errors beside llama.cpp's, and their invariants."""
+"""Quantizers: their errors beside llama.cpp's, and their invariants."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def team() -> Iterator[Team]:
 
 
 def quantized(team: Team, fmt: BlockFormat, x: np.ndarray) -> np.ndarray:
-    """Quantise and dequantise x, float32 [n, width]."""
+    """Quantize and dequantize x, float32 [n, width]."""
     return dequantize(fmt.pack(encode(team, fmt, x)).reshape(len(x), -1), fmt.type)
 
 
@@ -86,7 +86,7 @@ def test_weighted_errors_are_below_those_of_llama_cpp(team: Team, fmt: BlockForm
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_the_comparison_notices_a_worse_quantiser(team: Team, fmt: BlockFormat, golden: dict[str, Any]) -> None:
+def test_the_comparison_notices_a_worse_quantizer(team: Team, fmt: BlockFormat, golden: dict[str, Any]) -> None:
     name, x = next(iter(quantizers.matrices("random").items()))
     worse = quantized(team, fmt, np.float32(1.1) * x) / np.float32(1.1)
     worse = worse + np.float32(0.5) * golden["random"][fmt.type.name][name]
@@ -166,7 +166,7 @@ def test_powers_of_two_change_only_the_scales(team: Team, fmt: BlockFormat) -> N
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_product_with_quantised_weights_is_close(team: Team, fmt: BlockFormat) -> None:
+def test_product_with_quantized_weights_is_close(team: Team, fmt: BlockFormat) -> None:
     random = np.random.default_rng(3)
     weight, x = (random.normal(size=(16, 512)).astype(np.float32) for _ in range(2))
     bits = fmt.high - fmt.low + 1

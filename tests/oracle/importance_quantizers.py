@@ -1,4 +1,4 @@
-"""Errors of llama.cpp's quantisers with importance matrices: `python -m oracle.importance_quantizers`.
+"""Errors of llama.cpp's quantizers with importance matrices: `python -m oracle.importance_quantizers`.
 
 They are those of its function ggml_quantize_chunk. The tables of some types take it up to a minute to make. With
 `--compare`, prints the share of llama.cpp's error that ours has: the mean over the samples and the largest.
@@ -25,7 +25,7 @@ KINDS = {"plain": CODEBOOK_TYPES, "weighted": (*BLOCK_FORMATS, *CODEBOOK_TYPES)}
 
 _ROWS = 16
 _NEED_WEIGHTS = (TensorType.IQ2_XXS, TensorType.IQ2_XS, TensorType.IQ2_S, TensorType.IQ1_S, TensorType.IQ1_M)
-"""Types that the peer quantises with weights only: without an importance matrix they are ones."""
+"""Types that the peer quantizes with weights only: without an importance matrix they are ones."""
 
 
 def samples() -> dict[str, Matrix]:
@@ -58,7 +58,7 @@ def _library() -> ctypes.CDLL:
 
 
 def peer_quantized(kind: TensorType, x: Matrix, weights: Matrix | None) -> npt.NDArray[np.float32]:
-    """Quantise with llama.cpp, and dequantise."""
+    """Quantize with llama.cpp, and dequantize."""
     n_rows, width = x.shape
     raw = np.zeros((n_rows, nbytes(kind, (width,))), np.uint8)
     if weights is None and kind in _NEED_WEIGHTS:

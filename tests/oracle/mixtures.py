@@ -1,4 +1,4 @@
-"""Record the tensor types of llama.cpp's quantised files: `python -m oracle.mixtures`.
+"""Record the tensor types of llama.cpp's quantized files: `python -m oracle.mixtures`.
 
 Tensors are a few rows of zeros: choices depend on names, shapes and some keys only.
 """

@@ -1,4 +1,4 @@
-"""llama.cpp's quantisation errors, recorded as bounds: `python -m oracle.quantizers`.
+"""llama.cpp's quantization errors, recorded as bounds: `python -m oracle.quantizers`.
 
 With `--compare`, prints for every source and type the share of llama.cpp's error that ours has: the smallest, the mean
 and the largest over its tensors.
@@ -79,7 +79,7 @@ def _of_a_model(path: Path) -> Iterator[tuple[str, Matrix]]:
 
 
 def write_model(path: Path, tensors: dict[str, tuple[Any, ...] | Matrix], **metadata: int) -> None:
-    """Write a file with all that llama.cpp's quantiser reads: names, shapes, keys.
+    """Write a file with all that llama.cpp's quantizer reads: names, shapes, keys.
 
     A shape stands for zeros.
     """
@@ -106,7 +106,7 @@ def peer_quantize(
     importance: dict[str, Matrix] | None = None,
     overrides: Sequence[tuple[str, int]] = (),
 ) -> None:
-    """Quantise a file with llama.cpp.
+    """Quantize a file with llama.cpp.
 
     `importance` are weights of columns by tensor, float32 [n_matrices * n_columns], `overrides` types by regex.
     """
@@ -126,7 +126,7 @@ def peer_quantize(
         params.tt_overrides = types
     params.ftype, params.pure, params.allow_requantize, params.nthread = FILE_TYPES[file_type], pure, True, 2
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
-        raise SystemExit(f"the peer does not quantise {source} to {file_type}")
+        raise SystemExit(f"the peer does not quantize {source} to {file_type}")
 
 
 def _peer_errors(source: str, kind: TensorType, folder: Path) -> dict[str, float]:

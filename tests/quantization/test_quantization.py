@@ -38,7 +38,7 @@ def test_ids_names_and_sizes_match_gguf() -> None:
     assert set(FORMATS) == set(TensorType)
 
 
-def test_all_types_that_gguf_dequantises() -> None:
+def test_all_types_that_gguf_dequantizes() -> None:
     assert [t.name for t in GGUF_TYPES if FORMATS[t].dequantize is None] == []
 
 
@@ -56,14 +56,14 @@ def reference(raw: np.ndarray, t: GGMLQuantizationType) -> np.ndarray:
 @pytest.mark.parametrize("t", GGUF_TYPES, ids=lambda t: t.name)
 @examples(40)
 @given(data=st.data())
-def test_random_bytes_dequantise_bit_equal(t: GGMLQuantizationType, data: st.DataObject) -> None:
+def test_random_bytes_dequantize_bit_equal(t: GGMLQuantizationType, data: st.DataObject) -> None:
     n_rows, n_blocks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     raw = data.draw(arrays(np.uint8, (n_rows, n_blocks * type_size(t))))
     assert_same_bits(dequantize(raw, t), reference(raw, t))
 
 
 @pytest.mark.parametrize("t", GGUF_TYPES, ids=lambda t: t.name)
-def test_many_rows_dequantise_bit_equal(t: GGMLQuantizationType) -> None:
+def test_many_rows_dequantize_bit_equal(t: GGMLQuantizationType) -> None:
     """Random blocks with NaN, infinite and subnormal scales, in several chunks."""
     raw = np.random.default_rng(int(t)).integers(0, 256, (70, 40 * type_size(t)), np.uint8)
     raw.flags.writeable = False
@@ -98,7 +98,7 @@ def test_plain_numbers_become_float32(t: TensorType, dtype: str) -> None:
     np.testing.assert_array_equal(dequantize(values.view(np.uint8), t), values.astype(np.float32))
 
 
-def test_types_that_gguf_does_not_dequantise() -> None:
+def test_types_that_gguf_does_not_dequantize() -> None:
     """Numbers as llama.cpp's `dequantize_row_*` gives them."""
     scale = np.array([0.5], "<f2").view(np.uint8)
     bits = np.array([0b00000101, *[0xFF] * 15], np.uint8)
@@ -120,7 +120,7 @@ def test_types_that_gguf_does_not_dequantise() -> None:
 @pytest.mark.parametrize("t", QUANTIZABLE, ids=lambda t: t.name)
 @examples(40)
 @given(data=st.data())
-def test_quantised_bit_equal_to_gguf(t: TensorType, data: st.DataObject) -> None:
+def test_quantized_bit_equal_to_gguf(t: TensorType, data: st.DataObject) -> None:
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-65504, max_value=65504)
     x = data.draw(arrays(np.float32, (2, 2 * block_size(t)), elements=finite))
     with np.errstate(all="ignore"):
@@ -128,12 +128,12 @@ def test_quantised_bit_equal_to_gguf(t: TensorType, data: st.DataObject) -> None
     np.testing.assert_array_equal(quantize(x, t), expected)
 
 
-def test_weights_can_be_requantised() -> None:
+def test_weights_can_be_requantized() -> None:
     assert {TensorType.Q8_0, TensorType.Q4_0} <= set(QUANTIZABLE)
 
 
 @pytest.mark.parametrize(("t", "tolerance"), [(TensorType.Q8_0, 0.5 / 127), (TensorType.Q4_0, 1 / 8)])
-def test_quantising_loses_at_most_a_step(t: TensorType, tolerance: float) -> None:
+def test_quantizing_loses_at_most_a_step(t: TensorType, tolerance: float) -> None:
     """Half a step for Q8_0, one step for Q4_0, plus scale rounding.
 
     Q4_0 lacks the code at one end of its range.
@@ -168,9 +168,9 @@ def test_rows_must_be_whole_blocks() -> None:
 def test_unsupported_conversions_are_refused() -> None:
     with pytest.raises(ModelFormatError, match="unknown tensor type 99"):
         block_size(99)
-    with pytest.raises(ModelFormatError, match="Q8_1 cannot be dequantised"):
+    with pytest.raises(ModelFormatError, match="Q8_1 cannot be dequantized"):
         dequantize(np.zeros((1, 36), np.uint8), TensorType.Q8_1)
-    with pytest.raises(InvalidRequestError, match="cannot quantise to Q4_K"):
+    with pytest.raises(InvalidRequestError, match="cannot quantize to Q4_K"):
         quantize(np.zeros((1, 256), np.float32), TensorType.Q4_K)
     with pytest.raises(InvalidRequestError, match=r"uint8 \[n_rows, row_bytes\], not uint8 \[34\]"):
         dequantize(np.zeros(34, np.uint8), TensorType.Q8_0)

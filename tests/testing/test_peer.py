@@ -102,7 +102,7 @@ def fake_peer(check: Check, monkeypatch: pytest.MonkeyPatch, *, exact: float = 0
     return types
 
 
-def test_quantised_weights_are_compared_as_float32_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_are_compared_as_float32_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     check = peer_check("Q8_0")
     types = fake_peer(check, monkeypatch)
     assert check() == 0
@@ -121,7 +121,7 @@ def test_quantised_weights_are_compared_as_float32_and_rounded(monkeypatch: pyte
         ),
     ],
 )
-def test_bounds_of_quantised_weights(errors: dict, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_quantized_weights(errors: dict, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check = peer_check("Q8_0")
     fake_peer(check, monkeypatch, **errors)
     with pytest.raises(ConformanceError, match=message):

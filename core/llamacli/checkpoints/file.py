@@ -116,7 +116,7 @@ class CheckpointFile:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if method not in (None, "fp8") and not (method == "compressed-tensors" and found):
             raise ModelFormatError(
-                f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantised and FP8 "
+                f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantized and FP8 "
                 "checkpoints are read; take the original checkpoint, or a GGUF file"
             )
         for name, entry in entries.items():

@@ -75,7 +75,7 @@ def convert(
         architecture.tensors(architecture.configure(file.metadata)).bind(file)
     if wanted is None or stored is not None:
         if importance:
-            raise InvalidRequestError("--imatrix is for a TYPE that quantises")
+            raise InvalidRequestError("--imatrix is for a TYPE that quantizes")
         planned = unchanged(file, file_type(file.kind.name))
     else:
         planned = plan(file, wanted, imatrix=importance)

@@ -38,7 +38,7 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
 @option("--tensor-type", metavar="NAME=TYPE", multiple=True, help="Type of tensors whose names hold the regex NAME.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
-@option("--allow-requantize", is_flag=True, help="Quantise weights that are already quantised, which loses precision.")
+@option("--allow-requantize", is_flag=True, help="Quantize weights that are already quantized, which loses precision.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
 @threads_option
@@ -55,14 +55,14 @@ def quantize(
     dry_run: bool,
     threads: int | None,
 ) -> None:
-    """Quantise the weights of a GGUF file to another type.
+    """Quantize the weights of a GGUF file to another type.
 
     Reads MODEL and writes OUT with its weights in TYPE.
 
     TYPE is F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q6_K, NVFP4, or one of llama.cpp's mixtures Q2_K_S,
     Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, IQ4_NL, IQ4_XS, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S,
     IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0, MXFP4_MOE; Q3_K, Q4_K and Q5_K are aliases for those that end in M.
-    Q4_K_M is a good default. Tensor types that plugins add with a quantiser are TYPEs too.
+    Q4_K_M is a good default. Tensor types that plugins add with a quantizer are TYPEs too.
 
     With --imatrix the errors of weights are weighed by the mean squares of what they are multiplied by. Q2_K_S,
     IQ3_XS, IQ3_XXS and TYPEs that begin with IQ2 or IQ1 need one.
@@ -154,7 +154,7 @@ def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> N
     from llamacli.engine import jit_disabled
 
     if jit_disabled() and planned.needs_kernels:
-        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantise cannot be compiled")
+        raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantize cannot be compiled")
     with bar(f"writing {path.name}", human_bytes) as progress:
         write(planned, path, threads=threads, overwrite=overwrite, progress=progress)
 
@@ -164,12 +164,12 @@ def _check_requantizing(planned: Plan, allowed: bool) -> None:
     if not again:
         return
     first = again[0].source
-    found = f"{len(again)} tensors are already quantised, {first.name!r} as {first.type.name}"
+    found = f"{len(again)} tensors are already quantized, {first.name!r} as {first.type.name}"
     if not allowed:
         raise InvalidRequestError(
             f"{planned.file.path}: {found}; start from an F32, F16 or BF16 file, or add --allow-requantize"
         )
-    _log.warning("%s: quantising them again loses more than quantising the original", found)
+    _log.warning("%s: quantizing them again loses more than quantizing the original", found)
 
 
 def _check_weights(planned: Plan, dry_run: bool) -> None:
@@ -182,7 +182,7 @@ def _check_weights(planned: Plan, dry_run: bool) -> None:
     if planned.imatrix and (missing := planned.unweighted):
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         _log.warning(
-            "%s has no entry of %s%s: quantised with equal weights",
+            "%s has no entry of %s%s: quantized with equal weights",
             planned.imatrix.path,
             missing[0].target.name,
             others,

@@ -82,7 +82,7 @@ class PlannedTensor:
 
     @property
     def is_encoded(self) -> bool:
-        """True if it changes to a type that kernels quantise to."""
+        """True if it changes to a type that kernels quantize to."""
         return self.changes and (self.target.type in BLOCK_FORMATS or self.target.type in CODEBOOK_TYPES)
 
 
@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def requantized(self) -> list[PlannedTensor]:
-        """Tensors that are already quantised and would be quantised again."""
+        """Tensors that are already quantized and would be quantized again."""
         return [tensor for tensor in self.tensors if tensor.changes and block_size(tensor.source.type) > 1]
 
     @property
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def unweighted(self) -> list[PlannedTensor]:
-        """Tensors to quantise that the importance matrix should have, but has not."""
+        """Tensors to quantize that the importance matrix should have, but has not."""
         return [
             tensor
             for tensor in self.tensors
@@ -149,7 +149,7 @@ def plan(
 ) -> Plan:
     """Choose the type of every tensor.
 
-    See `mixtures`. `overrides` are types by regexes of names. ModelFormatError if one cannot be dequantised;
+    See `mixtures`. `overrides` are types by regexes of names. ModelFormatError if one cannot be dequantized;
     InvalidRequestError if an entry of the importance matrix has another size than its tensor.
     """
     has_imatrix = imatrix is not None
@@ -305,6 +305,6 @@ def _converted_by_plugin(x: npt.NDArray[np.float32], file: SourceFile, tensor: P
         back = dequantize(raw, target.type)
     if not np.isfinite(back).all():
         raise InvalidRequestError(
-            f"{file.path}: tensor {target.name!r} is out of range of {target.type.name}: dequantised, it is not finite"
+            f"{file.path}: tensor {target.name!r} is out of range of {target.type.name}: dequantized, it is not finite"
         )
     return raw

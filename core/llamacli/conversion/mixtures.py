@@ -1,6 +1,6 @@
-"""Quantisation mixtures of llama.cpp: types of tensors by file type.
+"""Quantization mixtures of llama.cpp: types of tensors by file type.
 
-Every choice is that of its quantiser. More important tensors get more bits: the output, the values of attention and the
+Every choice is that of its quantizer. More important tensors get more bits: the output, the values of attention and the
 down projections of some layers. Tensors whose rows do not fit a type's blocks fall back to another type. Its exceptions
 for single architectures are left out.
 """
@@ -53,7 +53,7 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 def file_type(name: str) -> FileType:
     """Look up a file type by name, case-insensitively.
 
-    A tensor type that a plugin adds with a quantiser is a file type too, whose number is the tensor type's. Raises
+    A tensor type that a plugin adds with a quantizer is a file type too, whose number is the tensor type's. Raises
     InvalidRequestError.
     """
     upper = name.upper()
@@ -86,7 +86,7 @@ def choose(
     has_imatrix: bool = False,
     overrides: Sequence[tuple[str, IntEnum]] = (),
 ) -> dict[str, Choice]:
-    """Choose the types of all tensors to be quantised, by name.
+    """Choose the types of all tensors to be quantized, by name.
 
     With `pure` all get the same type, except for fallbacks. Some mixtures depend on `has_imatrix`. `overrides` are
     regexes of names with types, the first that is found in a name counts. Raises InvalidRequestError for a regex that
@@ -111,7 +111,7 @@ def _overridden(names: Sequence[str], overrides: Sequence[tuple[str, IntEnum]]) 
         except re.error as error:
             raise InvalidRequestError(f"{pattern!r} is no regex of tensor names: {error}") from None
         if not matching:
-            raise InvalidRequestError(f"{pattern!r} is in no name of a tensor that can be quantised")
+            raise InvalidRequestError(f"{pattern!r} is in no name of a tensor that can be quantized")
         found |= dict.fromkeys(matching, kind)
     return found
 
@@ -125,7 +125,7 @@ def requires_imatrix(name: str, kind: IntEnum, file_type: FileType) -> bool:
     return needs and name not in _EXACT
 
 
-# --- tensors that are not quantised ----------------------------------------------------------------------------------
+# --- tensors that are not quantized ----------------------------------------------------------------------------------
 
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = (
@@ -140,7 +140,7 @@ _KEPT_PARTS = (
 
 
 def is_quantizable(info: TensorInfo) -> bool:
-    """True for weights that are quantised: matrices and stacks of matrices."""
+    """True for weights that are quantized: matrices and stacks of matrices."""
     return (
         any(n > 1 for n in info.shape[:-1])
         and info.name.endswith("weight")

@@ -157,7 +157,7 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
         return raw.reshape(math.prod(info.shape[:-1]), nbytes(info.type, info.shape[-1:]))
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """Return a tensor dequantised to float32 in its `shape`."""
+        """Return a tensor dequantized to float32 in its `shape`."""
         raw, (info, shard) = self.data(name), self._locate(name)
         try:
             return dequantize(raw, info.type).reshape(info.shape)

@@ -1,6 +1,6 @@
 """Kernels of verbs that read rows of the KV cache.
 
-Pages lie as `llamacli.kernels.kv_types.types` describes. A reader dequantises the page that it is asked for last into
+Pages lie as `llamacli.kernels.kv_types.types` describes. A reader dequantizes the page that it is asked for last into
 memory of the calling thread, to the same bits as `KVSequence.read`.
 """
 
@@ -27,7 +27,7 @@ CELLS = record(
 )  # fmt: skip
 """Cells that a token sees: `first` to `last` - 1, its own is `own`. `memory`: address of the op's own memory. The other
 fields are of the readers: the page table, the offsets of a head's keys and values in a page, the pages that are
-dequantised, -1 for none, and the addresses of their rows."""
+dequantized, -1 for none, and the addresses of their rows."""
 
 
 def cells_bytes(head_dim: int, value_dim: int, n_numbers: int) -> int:

@@ -1,6 +1,6 @@
 """Groups of numbers in SIMD lanes, and sums over blocks of groups.
 
-Quantisers process sixteen groups side by side, one in each vector lane: row i of a matrix [size, 16] holds the i-th
+Quantizers process sixteen groups side by side, one in each vector lane: row i of a matrix [size, 16] holds the i-th
 number of each. Some neighbouring groups form a block. `row` is the address of a row for exchange between lanes.
 """
 

@@ -1,4 +1,4 @@
-"""Tensor types of GGUF files: sizes, dequantisation, block layouts, quantisation."""
+"""Tensor types of GGUF files: sizes, dequantization, block layouts, quantization."""
 
 from llamacli.quantization.blocks import BLOCK_FORMATS, BlockFormat, Blocks
 from llamacli.quantization.codebooks import CODEBOOK_TYPES, Codebook, CodebookBlocks, Multipliers, codebook

@@ -1,4 +1,4 @@
-"""Block formats for quantising: representable numbers and byte layouts.
+"""Block formats for quantizing: representable numbers and byte layouts.
 
 A block is some groups of numbers, and number = factor * scale * code - shift_factor * shift, with a code per number, a
 scale and a shift per group, and the two factors per block. In formats of one group per block, scale and shift are

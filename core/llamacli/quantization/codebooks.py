@@ -1,4 +1,4 @@
-"""Codebook formats for quantising: IQ, TQ and FP4 types.
+"""Codebook formats for quantizing: IQ, TQ and FP4 types.
 
 A group of numbers has one scale, and number = scale * sign * (level + shift). In the formats of single numbers, every
 level is free for each; in those of vectors, 4 or 8 neighbouring numbers are an entry of a grid, which lists their

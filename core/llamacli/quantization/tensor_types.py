@@ -1,7 +1,7 @@
-"""Tensor types of ggml: ids, block sizes, dequantisation and quantisation.
+"""Tensor types of ggml: ids, block sizes, dequantization and quantization.
 
 The type ids, names, block sizes and bytes per block are ggml's. `gguf.quants` is the reference for the block formats'
-meaning and is called for them; it is imported at first use, because most runs never dequantise through it and the
+meaning and is called for them; it is imported at first use, because most runs never dequantize through it and the
 import would delay every start.
 """
 
@@ -90,7 +90,7 @@ class QuantFormat:
 
     `packing` is for formats of plugins, and returns the description that kernels are made from; it is called when a
     tensor of the type is loaded for them, so that its imports (Numba, for example) are deferred. Tensors of
-    a plugin's format without it are requantised to Q8_0.
+    a plugin's format without it are requantized to Q8_0.
     """
 
     type: IntEnum
@@ -240,14 +240,14 @@ def nbytes(tensor_type: int, shape: Sequence[int]) -> int:
 
 
 def dequantize(raw: npt.NDArray[Any], tensor_type: int) -> Floats:
-    """Dequantise uint8 [n_rows, row_bytes] to float32, bit-equal to `gguf.quants`.
+    """Dequantize uint8 [n_rows, row_bytes] to float32, bit-equal to `gguf.quants`.
 
     Returns float32 [n_rows, n_columns]; of an F32 tensor a view of `raw`. ModelFormatError when `row_bytes` is not a
-    multiple of the block's bytes, or when the type has no dequantiser.
+    multiple of the block's bytes, or when the type has no dequantizer.
     """
     fmt = _format(tensor_type)
     if fmt.dequantize is None:
-        raise ModelFormatError(f"tensors of type {fmt.name} cannot be dequantised")
+        raise ModelFormatError(f"tensors of type {fmt.name} cannot be dequantized")
     if raw.ndim != 2 or raw.dtype != np.uint8:
         raise InvalidRequestError(f"expected uint8 [n_rows, row_bytes], not {raw.dtype} {list(raw.shape)}")
     if raw.shape[1] % fmt.type_size:
@@ -259,14 +259,14 @@ def dequantize(raw: npt.NDArray[Any], tensor_type: int) -> Floats:
 
 
 def quantize(x: Floats, tensor_type: int) -> Bytes:
-    """Quantise float32 [n_rows, n_columns] to uint8, bit-equal to `gguf.quants`.
+    """Quantize float32 [n_rows, n_columns] to uint8, bit-equal to `gguf.quants`.
 
-    Returns uint8 [n_rows, row_bytes]. InvalidRequestError when the type has no quantiser; ModelFormatError when the row
+    Returns uint8 [n_rows, row_bytes]. InvalidRequestError when the type has no quantizer; ModelFormatError when the row
     length is not a multiple of the block size.
     """
     fmt = _format(tensor_type)
     if fmt.quantize is None:
-        raise InvalidRequestError(f"cannot quantise to {fmt.name}")
+        raise InvalidRequestError(f"cannot quantize to {fmt.name}")
     row_bytes = nbytes(tensor_type, x.shape[-1:])
     if x.size == 0:
         return np.empty((x.shape[0], row_bytes), np.uint8)

@@ -124,7 +124,7 @@ def _random_blocks(random: np.random.RandomState, shape: tuple[int, ...], stored
 
 
 def _floats(array: np.ndarray, stored: Type) -> np.ndarray:
-    """Tensor in float32; of types that `gguf` knows, as it dequantises them."""
+    """Tensor in float32; of types that `gguf` knows, as it dequantizes them."""
     if stored is not Type.Q1_0:
         return gguf.quants.dequantize(array, stored)
     return dequantize(array.reshape(-1, array.shape[-1]), stored).reshape(*array.shape[:-1], -1)

@@ -18,7 +18,7 @@ KERNEL_API_CHANGE = "since 2, `to.step(kernel, RECORD, x=x, out=out, width=...)`
 class QuantMode(enum.StrEnum):
     """Types of weights in memory.
 
-    `auto`: as in the file; `fp32`: exact; `q8` and `q4`: requantised at load.
+    `auto`: as in the file; `fp32`: exact; `q8` and `q4`: requantized at load.
     """
 
     AUTO = "auto"

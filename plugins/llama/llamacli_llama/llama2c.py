@@ -135,9 +135,9 @@ class Checkpoint:
     def n_bytes(self, name: str) -> int:
         """Bytes of one tensor."""
         n = math.prod(self.shape(name))
-        return n + n // self.group_size * 4 if self.is_quantised(name) else n * 4
+        return n + n // self.group_size * 4 if self.is_quantized(name) else n * 4
 
-    def is_quantised(self, name: str) -> bool:
+    def is_quantized(self, name: str) -> bool:
         """Test for a tensor stored as int8 with scales."""
         return self.group_size > 0 and not name.endswith("norm")
 
@@ -163,7 +163,7 @@ class Checkpoint:
 
     def _tensor(self, name: str, data: mmap.mmap, offset: int) -> npt.NDArray[np.float32]:
         n = math.prod(self.shape(name))
-        if not self.is_quantised(name):
+        if not self.is_quantized(name):
             return np.frombuffer(data, "<f4", n, offset).reshape(self.shape(name))
         groups = np.frombuffer(data, np.int8, n, offset).reshape(-1, self.group_size)
         scales = np.frombuffer(data, "<f4", len(groups), offset + n)

@@ -80,12 +80,12 @@ def v2(shared: bool = True, group: int = 8, flag: int | None = None, version: in
     matrices = ["tokens", "wq", "wk", "wv", "wo", "w1", "w2", "w3", *([] if shared else ["wcls"])]
     for name in matrices:
         for matrix in [arrays[name]] if arrays[name].ndim == 2 else arrays[name]:
-            q, scales = quantised(matrix, group)
+            q, scales = quantized(matrix, group)
             parts += [q.tobytes(), scales.tobytes()]
     return b"".join(parts)
 
 
-def quantised(matrix: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
+def quantized(matrix: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     groups = matrix.reshape(-1, group)
     scales = (np.abs(groups).max(1) / 127).astype(np.float32)
     return np.rint(groups / scales[:, None]).astype(np.int8), scales
@@ -129,7 +129,7 @@ class TestCheckpoints:
         expected = weights(shared)
         for name, array in expected.items():
             if not name.endswith("norm"):
-                q, scales = quantised(array, group)
+                q, scales = quantized(array, group)
                 expected[name] = (q * scales[:, None]).reshape(array.shape)
         self.check(open_model_file(write(v2(shared, group)), plugins.loaders()), expected)
 

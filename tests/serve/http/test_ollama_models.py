@@ -190,7 +190,7 @@ class TestCreate:
             assert file.tensors["blk.0.attn_q.weight"].type.name == "Q8_0"
         assert server.send(f"/api/blobs/{digest}", method="HEAD").status == 404  # no model has it
         again = server.send("/api/create", {"model": "b", "from": "a", "quantize": "q4_0", "stream": False})
-        assert (again.status, "quantised already" in again.json["error"]) == (400, True)
+        assert (again.status, "quantized already" in again.json["error"]) == (400, True)
         wrong = server.send("/api/create", {"model": "b", "from": "a", "quantize": "q99", "stream": False})
         assert wrong.status == 400
         assert "b" not in fake.added

@@ -95,7 +95,7 @@ async def create(call: Call, given: OllamaCreate) -> None:
         names = [catalogue.relative(path) for path in made]
         catalogue.write(name, Manifest(names, [*base.adapters, *map(catalogue.relative, added)], preset))
         if request.files:
-            catalogue.drop([catalogue.relative(path) for path in files])  # one that was quantised
+            catalogue.drop([catalogue.relative(path) for path in files])  # one that was quantized
 
     await _run(call, request.stream, name, work)
 
@@ -281,7 +281,7 @@ def _quantized(catalogue: Catalogue, path: Path, kind: str, tell: Tell) -> Path:
     with catalogue.new_blob() as blob, open_gguf(path) as file:
         planned = plan(file, file_type(kind))
         if planned.requantized:
-            raise InvalidRequestError("quantize: the model is quantised already; begin with an F32, F16 or BF16 file")
+            raise InvalidRequestError("quantize: the model is quantized already; begin with an F32, F16 or BF16 file")
 
         def progress(done: int, total: int) -> None:
             tell({"status": f"quantizing to {kind.upper()}", "total": total, "completed": done})
