@@ -55,3 +55,27 @@ def test_experts_with_biases_scales_and_fused_weights(activation: Activation, en
             hidden = run["down"][expert] @ formulas.gated(gate, up, activation) + run["down.bias"][expert]
             out += share * run["scale"][expert] * hidden
     run.check(expected)
+
+
+@pytest.mark.parametrize("shared_by", [1, 2, 3])
+def test_experts_that_neighbouring_logits_share(shared_by: int, engine: Engine) -> None:
+    n_expert, n_used, n_ff = 4, 3, 24
+
+    def build(g: Graph, param: Params, x: Value) -> Value:
+        router = g.linear(x, param("router", n_expert * shared_by, WIDTH))
+        gate, up = (param(name, n_expert, n_ff, WIDTH) for name in ("gate", "up"))
+        down = param("down", n_expert, WIDTH, n_ff)
+        return g.moe(x, router, gate=gate, up=up, down=down, n_used=n_used, shared_by=shared_by)
+
+    run = Run(engine, build)
+    expected, repeated = np.zeros_like(run.x), 0
+    for row, out in zip(run.x, expected, strict=True):
+        scores = run["router"] @ row
+        chosen = np.argsort(-scores)[:n_used] // shared_by
+        p = np.exp(scores)[chosen] / np.exp(scores)[chosen].sum()
+        repeated += len({*chosen}) < n_used
+        for share, expert in zip(p, chosen, strict=True):
+            hidden = formulas.silu(run["gate"][expert] @ row) * (run["up"][expert] @ row)
+            out += share * (run["down"][expert] @ hidden)
+    assert shared_by == 1 or repeated
+    run.check(expected)

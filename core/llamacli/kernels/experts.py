@@ -18,12 +18,13 @@ from llamacli.kernels.layout import RUN, record
 from llamacli.kernels.work import share
 
 ROUTE = record(
-    "router", "stride", "scratch", "n_expert", "n_used", "scoring", "bias", "n_groups", "n_groups_used", "renormalize",
-    "scale", "chosen", "weights", weight_scale=np.float32,
+    "router", "stride", "scratch", "n_expert", "n_used", "shared_by", "scoring", "bias", "n_groups", "n_groups_used",
+    "renormalize", "scale", "chosen", "weights", weight_scale=np.float32,
 )  # fmt: skip
 """`scratch` is float32 [n_rows, 3 * n_expert]. Writes for each row: `chosen`, int64 [n_used], the experts, best first,
 and `weights`, float32 [n_used], times each expert's `scale`, float32 [n_expert], if that is not 0. `bias`,
-float32 [n_expert], is added for the choice alone, if it is not 0. `scoring` is a number of `Scoring`, ops/moe.py."""
+float32 [n_expert], is added for the choice alone, if it is not 0. Of `n_expert` scores, `shared_by` neighbours choose
+one expert, whose weight is the score of its number. `scoring` is a number of `Scoring`, ops/moe.py."""
 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
@@ -123,7 +124,8 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
             for e in range(1, a.n_expert):
                 if score[e] > score[best]:
                     best = e
-            chosen[rank], weights[rank] = best, p[best] / total
+            expert = best // a.shared_by
+            chosen[rank], weights[rank] = expert, p[expert] / total
             score[best] = _EXCLUDED
         if a.scoring == 3:
             _softmax(weights)

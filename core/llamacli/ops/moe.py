@@ -44,8 +44,9 @@ class Routing:
     """Choice and weights of experts.
 
     The `n_used` experts of largest score + `bias` are chosen, from the `groups[1]` of `groups[0]` equal groups whose
-    two largest sums are largest. Weights are their scores, without the bias; with `renormalize` these are scaled to sum
-    to 1, and then all are multiplied by `scale`. Equal scores: the lower number first.
+    two largest sums are largest. With `shared_by` above 1, as many neighbouring scores choose the same expert, whose
+    weight is the score of its own number. Weights are scores without the bias; with `renormalize` these are scaled to
+    sum to 1, and then all are multiplied by `scale`. Equal scores: the lower number first.
     """
 
     n_used: int
@@ -54,6 +55,7 @@ class Routing:
     bias: Tensor | None
     groups: tuple[int, int] | None
     scale: float
+    shared_by: int = 1
 
     def choose(self, logits: Array, bias: Array | None) -> tuple[npt.NDArray[np.intp], Array]:
         """Choose the experts of one token, and their weights.
@@ -69,7 +71,7 @@ class Routing:
             sums = np.sort(grouped, axis=1)[:, -2:].sum(axis=1)
             excluded = np.argsort(-sums, kind="stable")[n_groups_used:]
             grouped[excluded] = -np.inf
-        chosen = np.argsort(-ranking, kind="stable")[: self.n_used]
+        chosen = np.argsort(-ranking, kind="stable")[: self.n_used] // self.shared_by
         weights = scores[chosen]
         if self.scoring is Scoring.SOFTMAX_OF_CHOSEN:
             weights = softmax(weights)
@@ -204,12 +206,13 @@ class MoE(Op):
             return Slot((self, name), kind, width, slots)
 
         chosen, slots, rows = (scratch(name, "int64", n_used) for name in ("chosen", "slots", "rows"))
-        weights, scores = scratch("weights", "float32", n_used), scratch("scores", "float32", 3 * n_expert)
+        weights, scores = scratch("weights", "float32", n_used), scratch("scores", "float32", 3 * router.width)
         starts = scratch("starts", "int64", n_expert + 1)
         scale = to.vector(self.down.scale) if self.down.scale and not self.weigh_input else None
         to.step(
-            experts.route, experts.ROUTE, router=router, scratch=scores, n_expert=n_expert, n_used=n_used,
-            scoring=routing.scoring, bias=bias, n_groups=n_groups, n_groups_used=n_groups_used,
+            experts.route, experts.ROUTE, router=router, scratch=scores, n_expert=router.width, n_used=n_used,
+            shared_by=routing.shared_by, scoring=routing.scoring, bias=bias, n_groups=n_groups,
+            n_groups_used=n_groups_used,
             renormalize=routing.renormalize, scale=scale, weight_scale=routing.scale, chosen=chosen, weights=weights,
             writes=("scratch", "chosen", "weights"),
         )  # fmt: skip
@@ -318,6 +321,8 @@ class MoE(Op):
         six = linear(g, x, param("six", 6, x.width))
         gate, up = (param(f"{name}_6", 6, 40, x.width) for name in ("gate", "up"))
         yield moe(g, x, six, gate=gate, up=up, down=param("down_6", 6, x.width, 40), n_used=2, groups=(3, 2))
+        gate, up, down = (param(f"{p.weight.name}_3", 3, *p.weight.shape[1:]) for p in (gate, up, options["down"]))
+        yield moe(g, x, six, gate=gate, up=up, down=down, n_used=3, shared_by=2)
         yield from _adapted_examples(g, x, router, param, scaled)
 
 
@@ -366,6 +371,7 @@ def moe(
     groups: tuple[int, int] | None = None,
     weight_scale: float = 1.0,
     weigh_input: bool = False,
+    shared_by: int = 1,
 ) -> Value:
     """Record a mixture of experts.
 
@@ -373,12 +379,14 @@ def moe(
     `weigh_input`. With `renormalize` the weights are scaled to sum to 1; `weight_scale` multiplies them then.
     `selection_bias`, (n_expert,), is added to scores for the choice alone (Wang et al. 2024); `groups` are (number of
     groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
-    Scales of the parameters, (n_expert,), multiply each expert's products.
+    Scales of the parameters, (n_expert,), multiply each expert's products. With `shared_by`, as many neighbouring
+    logits of the router choose one expert e, which can be chosen more than once; its weight is the score e (adjugate
+    experts, Wu et al. 2025).
 
     Formula: `out = sum(w[e] * down[e](f(gate[e](x), up[e](x))))` over the chosen experts e, with `w` the scores of the
         router's logits
-    Shapes: x [n, n_embd], router [n, n_expert]; gate and up (n_expert, n_ff, n_embd), down (n_expert, n_embd, n_ff);
-        out [n, n_embd]
+    Shapes: x [n, n_embd], router [n, n_expert * shared_by]; gate and up (n_expert, n_ff, n_embd), down (n_expert,
+        n_embd, n_ff); out [n, n_embd]
     Limits: n_used <= n_expert; sums of weights are at least 2^-14 when they are renormalised
     Example: `g.moe(x, g.linear(x, b.ffn_gate_inp), gate=b.ffn_gate_exps, up=b.ffn_up_exps, down=b.ffn_down_exps,
         n_used=2)`
@@ -391,14 +399,15 @@ def moe(
     n_expert, n_ff, n_in = up.weight.shape
     fits = (gate or up).weight.shape == up.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)
     expect("moe", fits and n_in == x.width, f"experts {up.weight.name} on width {x.width}")
-    expect("moe", router.width == n_expert >= n_used > 0, f"{n_used} of {n_expert} experts")
+    n_logits = n_expert * shared_by
+    expect("moe", router.width == n_logits >= n_used > 0, f"{n_used} of {n_expert} experts and {router.width} logits")
     n_groups, n_groups_used = groups or (1, 1)
-    size = n_expert // max(1, n_groups)
-    fits = 0 < n_groups_used <= n_groups and size * n_groups == n_expert and size * n_groups_used >= n_used
+    size = n_logits // max(1, n_groups)
+    fits = 0 < n_groups_used <= n_groups and size * n_groups == n_logits and size * n_groups_used >= n_used
     expect("moe", fits and (size > 1 or n_groups == 1), f"{n_groups_used} of {n_groups} groups and {n_expert} experts")
     bias = selection_bias.weight if selection_bias else None
-    expect("moe", bias is None or bias.shape == (n_expert,), f"a selection bias and {n_expert} experts")
-    routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale)
+    expect("moe", bias is None or bias.shape == (n_logits,), f"a selection bias and {n_logits} logits")
+    routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale, shared_by)
     parts = Expert.of(gate) if gate else None, Expert.of(up), Expert.of(down)
     activation = checked_activation("moe", activation)
     return g.record(MoE(g.value(x.width), x, router, *parts, routing, activation, weigh_input))

@@ -1,4 +1,4 @@
-"""Checks of Ling-lite.
+"""Checks of Ling-lite and GroveMoE.
 
 `tests/test_goldens.py` of the core compares results with llama.cpp's.
 """

@@ -64,6 +64,9 @@ class KimiLinear(Decoder):
     output: Literal["required", "optional", "none"] = "required"
     by_layer = ("attention.head_count", "attention.head_count_kv")
     has_value_dim = True
+    config: type[KdaConfig] = KdaConfig
+    a_shape: tuple[int, ...] = (1,)
+    """Further axes of the factors of decays."""
 
     def configure(self, metadata: Metadata) -> KdaConfig:
         """Read the hyperparameters."""
@@ -81,7 +84,7 @@ class KimiLinear(Decoder):
                 f"{fields['value_dim']}, expected {rank_kv + n_rope} and {rank_kv}, by {key}.kv_lora_rank"
             )
         changed = {"attention_scale": key_dim**-0.5, "n_head_kv": 1}
-        return KdaConfig.from_gguf(
+        return self.config.from_gguf(
             metadata,
             **fields | changed,
             kda_dim=count("kda.head_dim"),
@@ -143,7 +146,7 @@ class KimiLinear(Decoder):
             block.add(f"ssm_conv1d_{name}", width, 1, c.n_taps)
         self.add_gates(block, c, width)
         block.add("ssm_beta", c.n_head, c.n_embd)
-        block.add_tensor("ssm_a", c.n_head, 1)
+        block.add_tensor("ssm_a", c.n_head, *self.a_shape)
         block.add_tensor("ssm_dt.bias", width)
         block.add("ssm_norm", c.kda_dim)
         block.add("attn_output", c.n_embd, width)

@@ -1,4 +1,4 @@
-"""Checks of Kimi Linear, Ling 3 and Mistral Small 4.
+"""Checks of Kimi Linear, Kimi K3, Ling 3 and Mistral Small 4.
 
 `tests/test_goldens.py` of the core compares results with llama.cpp's.
 """
@@ -7,9 +7,9 @@ import pytest
 
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
-from tiny_kda import MODELS, VARIANTS
+from tiny_kda import INERT, MODELS, VARIANTS
 
 
-@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow, brief=True, inert=INERT)
 def test_architecture(check: Check) -> None:
     check()

@@ -1,8 +1,9 @@
-"""Tiny models of Kimi Linear, Ling 3, Mistral Small 4 and DeepSeek-OCR."""
+"""Tiny models of Kimi Linear, Kimi K3, Ling 3, Mistral Small 4 and DeepSeek-OCR."""
 
 from typing import Any
 
 from llamacli.testing import write_architecture
+from llamacli_deepseek.k3 import KimiK3
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
 from llamacli_deepseek.mistral4 import Mistral4
 from llamacli_deepseek.ocr import DeepSeek2Ocr
@@ -31,6 +32,17 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "attention.head_count_kv": [1, 0], "rope.dimension_sections": [2, 3, 3, 0],
         },
     },
+    KimiK3(): {
+        "kimi_k3": _BOUNDED | {
+            "block_count": 3, "attention.head_count_kv": [0, 1, 0], "attention.q_lora_rank": 32,
+            "expert_latent_length": 48, "expert_weights_scale": 2.5, "attn_res.block_size": 2,
+            "activation.situ_beta": 1.5, "activation.situ_linear_beta": 0.7,
+        },
+        "kimi_k3_plain": _DELTA | {
+            "attention.head_count_kv": [1, 0], "attention.value_length": None, "attn_res.block_size": 0,
+            "activation.situ_beta": 4.0, "activation.situ_linear_beta": 0.0,
+        },
+    },
     DeepSeek2Ocr(): {
         "deepseek2_ocr": _EXPERTS | {
             "attention.head_count_kv": 4, "expert_shared_count": 2, "leading_dense_block_count": 1,
@@ -45,7 +57,10 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
 
-PLAIN = {"bailingmoe3_mrope"}
+PLAIN = {"bailingmoe3_mrope", "kimi_k3_plain"}
+
+INERT = ("kimi_k3*:blk.0.attn_res_score.weight",)
+"""Scores of the first block, before anything was kept."""
 
 VARIANTS = {
     name: (write_architecture, {"architecture": architecture, "keys": keys, "optional": name not in PLAIN}, 1e-9)

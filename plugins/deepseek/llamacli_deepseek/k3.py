@@ -1,0 +1,202 @@
+"""Kimi K3 (Moonshot AI 2026): residuals by attention over depth.
+
+Kimi Linear with full-rank gates, a bounded decay, a gate behind latent attention, experts in a latent space, and SITU
+networks. Every few blocks the residual stream is kept and begun again; each branch reads a softmax-weighted mean of
+what was kept and of the stream.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.plugin import (
+    SHARED,
+    Graph,
+    Metadata,
+    Mixture,
+    Params,
+    TensorTable,
+    Value,
+    Vocabulary,
+    Weights,
+    add_network,
+    hookimpl,
+    network,
+    sigmoid,
+    softplus,
+)
+from llamacli_deepseek.kda import KdaConfig, KimiLinear
+
+LLAMACLI_API = 1
+
+
+@functools.cache
+def situ(beta: float, beta_up: float) -> Any:
+    """SITU: beta * tanh(gate / beta) * sigmoid(gate) * beta_up * tanh(up / beta_up).
+
+    With 0 for `beta_up`, up as it is.
+    """
+
+    def situ(v: Vocabulary, gate: Any, up: Any) -> Any:
+        bounded = beta_up * v.tanh(up * (1 / beta_up)) if beta_up > 0 else up
+        return beta * v.tanh(gate * (1 / beta)) * v.sigmoid(gate) * bounded
+
+    return situ
+
+
+def maximum(v: Vocabulary, x: Any, y: Any) -> Any:
+    """The larger of two numbers."""
+    return v.maximum(x, y)
+
+
+def exp_of_difference(v: Vocabulary, x: Any, y: Any) -> Any:
+    """e^(x - y)."""
+    return v.exp(x - y)
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class K3Config(KdaConfig):
+    """Hyperparameters of Kimi K3.
+
+    The stream is kept every `period` blocks, 0 for never. Routed experts read `n_latent` numbers, 0 for the input.
+    `betas` are those of SITU.
+    """
+
+    period: int
+    n_latent: int
+    betas: tuple[float, float]
+
+
+class KimiK3(KimiLinear):
+    """`general.architecture = kimi-k3`."""
+
+    name = "kimi-k3"
+    config = K3Config
+    a_shape = ()
+
+    def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
+        """Fields that architectures differ in."""
+
+        def count(key: str, **default: int) -> int:
+            return metadata.get_int(f"{self.name}.{key}", minimum=0, maximum=1 << 20, **default)
+
+        betas = (metadata.get_float(f"{self.name}.activation.situ_{key}") for key in ("beta", "linear_beta"))
+        return super().other_fields(metadata, n_blocks) | {
+            "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", default=0.0, maximum=0.0),
+            "rank_q": count("attention.q_lora_rank", default=0),
+            "period": count("attn_res.block_size"),
+            "n_latent": count("expert_latent_length", default=0),
+            "betas": tuple(betas),
+        }
+
+    def fields(self, metadata: Metadata) -> dict[str, Any]:
+        """Fields of the configuration; values are as wide as compressed keys, which older files do not say."""
+        return super().fields(metadata) | {"value_dim": metadata.get_int(f"{self.name}.attention.kv_lora_rank")}
+
+    def mixture(self, metadata: Metadata) -> Mixture:
+        """Experts behind the first blocks, beside shared ones."""
+        return Mixture.from_gguf(metadata, self.name, n_shared=None, bias="exp_probs_b.bias", needs_bias=True)
+
+    def tensors(self, config: Any) -> TensorTable:
+        """The tensors of a file."""
+        table = super().tensors(config)
+        if config.period:
+            table.add("output_res_score", config.n_embd)
+        return table
+
+    def add_latent(self, block: TensorTable, c: Any) -> None:
+        """Tensors of latent attention, with the gate that it may have."""
+        super().add_latent(block, c)
+        block.add("attn_gate", c.n_head * c.value_dim_mla, c.n_embd, optional=True)
+
+    def add_gates(self, block: TensorTable, c: Any, width: int) -> None:
+        """Matrices of decays, in two steps, and of gates."""
+        block.add("ssm_f_a", c.kda_dim, c.n_embd)
+        block.add("ssm_f_b", width, c.kda_dim)
+        block.add("ssm_g", width, c.n_embd)
+
+    def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
+        """Tensors of the network or the experts of block i, and of the means that branches read."""
+        block.add("ffn_norm", c.n_embd)
+        if c.period:
+            block.add("attn_res_score", c.n_embd)
+            block.add("ffn_res_score", c.n_embd)
+        if not self.has_experts(c, i):
+            add_network(block, c, c.n_ff)
+            return
+        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
+        block.add_tensor(c.mixture.bias, c.n_expert)
+        width, n_ff = c.n_latent or c.n_embd, c.mixture.n_ff
+        block.add("ffn_gate_exps", c.n_expert, n_ff, width)
+        block.add("ffn_up_exps", c.n_expert, n_ff, width)
+        block.add("ffn_down_exps", c.n_expert, width, n_ff)
+        if c.n_latent:
+            block.add("ffn_routed_down", c.n_latent, c.n_embd)
+            block.add("ffn_routed_up", c.n_embd, c.n_latent)
+            block.add("ffn_routed_norm", c.n_latent, optional=True)
+        add_network(block, c, c.mixture.n_ff_shared, SHARED)
+
+    def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """Token ids to logits."""
+        c, w = config, weights
+        x, kept = g.embed(w.token_embd), list[tuple[Value, Value]]()
+        for i, block in enumerate(w.blk):
+            h = self.mean(g, c, x, kept, block, "attn_res_score")
+            keeps = c.period > 0 and i % c.period == 0
+            if keeps:
+                kept.append((x, g.rms_norm(x, None, c.eps)))
+            a = self.attention(g, c, w, i, block, g.rms_norm(h, block.attn_norm, c.eps))
+            x = a if keeps else x + a
+            h = self.mean(g, c, x, kept, block, "ffn_res_score")
+            x = x + self.feed_forward(g, c, i, block, g.rms_norm(h, block.ffn_norm, c.eps))
+        x = self.mean(g, c, x, kept, w, "output_res_score")
+        return g.linear(g.rms_norm(x, w.output_norm, c.eps), w.output)
+
+    def mean(self, g: Graph, c: Any, x: Value, kept: Sequence[tuple[Value, Value]], params: Params, name: str) -> Value:
+        """Mean of what was kept and the stream, weighted by the softmax of their scores; `kept` have norms."""
+        if not c.period:
+            return x
+        score = getattr(params, name).reshaped(1, c.n_embd)
+        values, normed = zip(*kept, (x, g.rms_norm(x, None, c.eps)), strict=True)
+        scores = [g.linear(value, score) for value in normed]
+        top = functools.reduce(lambda a, b: g.gated(a, b, maximum), scores)
+        parts = [g.gated(one, top, exp_of_difference) for one in scores]
+        total = functools.reduce(g.add, [g.mul(value, part) for value, part in zip(values, parts, strict=True)])
+        return g.div(total, functools.reduce(g.add, parts))
+
+    def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
+        """Logarithms of decays, and the input of the gate."""
+        decay = g.add(g.linear(g.linear(h, block.ssm_f_a), block.ssm_f_b), block.ssm_dt_bias)
+        if c.bound:
+            decay = g.scale(g.mul(decay, block.ssm_a, c.kda_dim), -1.0)
+            return g.scale(g.map(decay, sigmoid), c.bound), g.linear(h, block.ssm_g)
+        return g.mul(g.map(decay, softplus), block.ssm_a, c.kda_dim), g.linear(h, block.ssm_g)
+
+    def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:
+        """Output of latent attention behind its gate."""
+        if block.attn_gate:
+            a = g.mul(a, g.map(g.linear(h, block.attn_gate), sigmoid))
+        return g.linear(a, block.attn_output)
+
+    def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
+        """Network or experts of block i."""
+        activation = situ(*c.betas)
+        if not self.has_experts(c, i):
+            return network(g, block, h, activation=activation)
+        parts = {part: getattr(block, f"ffn_{part}_exps") for part in ("gate", "up", "down")}
+        routing = c.mixture.routing | {"activation": activation, "selection_bias": block.exp_probs_b_bias}
+        latent = g.linear(h, block.ffn_routed_down) if c.n_latent else h
+        routed = g.moe(latent, g.linear(h, block.ffn_gate_inp), **parts, **routing)
+        if c.n_latent:
+            if block.ffn_routed_norm:
+                routed = g.rms_norm(routed, block.ffn_routed_norm, c.eps)
+            routed = g.linear(routed, block.ffn_routed_up)
+        return routed + network(g, block, h, SHARED, activation)
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the architecture."""
+    register(KimiK3())
