@@ -469,7 +469,7 @@ def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
     [
         (SamplingParams(grammar='root ::= "{" [a-z]'), "line 1, column 1: every text of rule 'root' has a character"),
         (SamplingParams(grammar='root ::= [a-z]+ x\nx ::= "{" | "}" x'), "every text of rule 'root' has a character"),
-        (SamplingParams(grammar='root ::= [a-z]+ [!-/]'), "every text of rule 'root' has a character without a token"),
+        (SamplingParams(grammar="root ::= [a-z]+ [!-/]"), "every text of rule 'root' has a character without a token"),
         (SamplingParams(json_schema='{"const": {"a": 1}}'), "json_schema: it begins with '{', which no tokens spell"),
         (SamplingParams(json_schema='{"type": "object"}'), "json_schema: it begins with '{', which no tokens spell"),
     ],

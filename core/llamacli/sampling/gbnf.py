@@ -381,7 +381,10 @@ def _shortest_texts(rules: Rules, unspelled: frozenset[int] = frozenset()) -> di
 
 
 def _is_spelled(ranges: tuple[tuple[int, int], ...], unspelled: frozenset[int]) -> bool:
-    """Test for a character without the bytes `unspelled`; true for ranges that are too long to try."""
+    """Test for a character without the bytes `unspelled`.
+
+    True for ranges that are too long to try.
+    """
     return not unspelled or any(
         high - low > _MAX_TRIED or any(unspelled.isdisjoint(chr(code).encode()) for code in range(low, high + 1))
         for low, high in ranges
