@@ -8,6 +8,7 @@ of that class too. All can be pickled. Errors that only prefix sessions raise ar
 import contextlib
 import errno
 import os
+import reprlib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,17 @@ class UnknownArchitectureError(PluginError):
 
 class InvalidRequestError(LlamaCliError, ValueError):
     """An argument is invalid for the model or session."""
+
+
+def expect_type(value: object, kinds: type | tuple[type, ...], name: str, wanted: str) -> None:
+    """Check the type of an argument; InvalidRequestError names both."""
+    if not isinstance(value, kinds):
+        raise InvalidRequestError(f"{name} must be {wanted}, not {reprlib.repr(value)} of type {type(value).__name__}")
+
+
+def expect_path(value: object, name: str) -> None:
+    """Check that an argument is a path; InvalidRequestError names it."""
+    expect_type(value, (str, os.PathLike), name, "a path")
 
 
 class MediaError(InvalidRequestError):

@@ -9,7 +9,9 @@ import os
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_classifier, trace_nextn
@@ -26,6 +28,8 @@ from llamacli.errors import (
     ModelFormatError,
     PluginError,
     UnknownArchitectureError,
+    expect_path,
+    expect_type,
     plugin_errors,
 )
 from llamacli.gguf import GGUFFile, Metadata
@@ -462,7 +466,11 @@ def load_model(
     on a CPU without AMX; ModelFormatError if the file is unreadable, malformed or does not fit its architecture,
     UnknownArchitectureError if no plugin runs it, PluginError if the plugin is broken.
     """
+    expect_path(path, "path")
     lora = _lora(lora_path, lora_scale)
+    expect_type(threads, (Integral, NoneType), "threads", "a number")
+    expect_type(plugins, (Plugins, NoneType), "plugins", "of Plugins")
+    expect_type(overrides, (Mapping, NoneType), "overrides", "a mapping of keys")
     try:
         mode = QuantMode(mode)
     except ValueError:
@@ -604,6 +612,7 @@ def _load_media(
 def _lora(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], scales: float | Sequence[float]
 ) -> list[tuple[str | os.PathLike[str], float]]:
+    expect_type(paths, (str, os.PathLike, list, tuple), "lora_path", "a path or a list of paths")
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     given = [*scales] if isinstance(scales, list | tuple) else [scales] * len(files)
     if len(files) != len(given):

@@ -6,11 +6,12 @@ import contextlib
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from types import NoneType
 from typing import Any
 
 from llamacli.engine.adapters import AdaptersLike
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
-from llamacli.errors import InvalidRequestError, SessionBusyError, StateError
+from llamacli.errors import InvalidRequestError, SessionBusyError, StateError, expect_path, expect_type
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafters import MAX_DRAFT
 from llamacli.generation.drafting import Draft, Drafter, hidden_taker
@@ -149,6 +150,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
 
         Pages are shared. The copy is in `sequence`, which must hold the same tokens already, or in one of its own.
         """
+        expect_type(sequence, (KVSequence, NoneType), "sequence", "a KVSequence")
         sequence = self.cache.fork() if sequence is None else sequence
         child = Session(
             self.model,
@@ -329,6 +331,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         Tokens, keys and values, logits, random generator. `extra` is JSON of the caller's, which `load` returns.
         Returns the file's size in bytes. An existing file is replaced atomically. Raises OSError.
         """
+        expect_path(path, "path")
         return snapshot.write(path, {0: self.cache}, **self._state(extra))
 
     @locked
@@ -348,6 +351,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         file is damaged, of another version, of another model, mode or cache type, or does not fit; OSError;
         OutOfMemoryError, and then this session is empty.
         """
+        expect_path(path, "path")
         return self._restore(snapshot.read(path, self.cache.pool))
 
     def load_state(self, data: bytes) -> dict[str, Any]:

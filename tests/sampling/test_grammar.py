@@ -1,6 +1,7 @@
 """Grammar and JSON Schema samplers."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,20 @@ def spm() -> Tokenizer:
 
 
 SPM = spm()
+
+
+LETTERS = tokenizer_from_metadata(
+    tokenizer_keys(
+        {
+            "model": "gpt2",
+            "tokens": [*"abcdefghijklmnopqrstuvwxyz01", END],
+            "token_type": np.array([1] * 28 + [CONTROL], "i4"),
+            "merges": [],
+            "eos_token_id": 28,
+        }
+    )
+)
+"""Vocabulary without punctuation."""
 
 
 def allowed(grammar: Grammar, n_vocab: int) -> set[int]:
@@ -447,3 +462,23 @@ def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], input=text, capture_output=True, text=True, check=False)
     assert done.stdout == "compiled\n", (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(grammar='root ::= "{" [a-z]'), "line 1, column 1: every text of rule 'root' has a character"),
+        (SamplingParams(grammar='root ::= [a-z]+ x\nx ::= "{" | "}" x'), "every text of rule 'root' has a character"),
+        (SamplingParams(grammar="root ::= [a-z]+ [!-/]"), "every text of rule 'root' has a character without a token"),
+        (SamplingParams(json_schema='{"const": {"a": 1}}'), "json_schema: it begins with '{', which no tokens spell"),
+        (SamplingParams(json_schema='{"type": "object"}'), "json_schema: it begins with '{', which no tokens spell"),
+    ],
+)
+def test_texts_that_the_vocabulary_cannot_spell_are_refused(params: SamplingParams, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+        build_chain(params, LETTERS)
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "a" | "{"', "root ::= [!-~]", "root ::= [^b]"])
+def test_grammars_with_one_spelled_text_are_taken(grammar: str) -> None:
+    assert LETTERS.token_id("a") in allowed(Grammar.from_gbnf(grammar, LETTERS), LETTERS.n_vocab)

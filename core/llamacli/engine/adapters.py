@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from llamacli.engine.base import Program
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, ModelFormatError, expect_path, expect_type
 from llamacli.gguf import GGUFFile, Metadata, TensorInfo, open_gguf
 from llamacli.graph import Graph, Tensor
 from llamacli.ops.base import verb_of
@@ -89,6 +89,7 @@ def checked_adapters(adapters: AdaptersLike) -> Adapters:
     results do not depend on the order. Raises InvalidRequestError for a scale that is not a finite number, and for an
     adapter that is there twice.
     """
+    expect_type(adapters, Iterable, "adapters", "a list of adapters of load_adapter")
     found: dict[str, tuple[Adapter, float]] = {}
     for one in adapters:
         adapter, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
@@ -139,6 +140,7 @@ def load_adapter(
     naming the key or tensor, for a file that is no LoRA adapter, is of another architecture, or has tensors that do not
     fit the model.
     """
+    expect_path(path, "the path of an adapter")
     if os.path.isdir(path):
         raise ModelFormatError(f"{path}: a folder: `llamacli convert FOLDER OUT` makes a file of a PEFT adapter")
     with open_gguf(path) as file:

@@ -31,6 +31,8 @@ _MAX_ITEMS = 100_000
 MAX_SHORTEST = 1 << 16
 """Bytes of the longest text that a grammar may force: llguidance writes out a text that has no alternative."""
 _SATURATED = 1 << 62
+_MAX_TRIED = 256
+"""Characters of a range that are looked for in the vocabulary."""
 
 TokenId = Callable[[str], int | None]
 
@@ -88,18 +90,19 @@ class Repeat(Node):
 Rules = Mapping[str, Node]
 
 
-def parse_gbnf(text: str, token_id: TokenId = lambda _: None) -> Rules:
+def parse_gbnf(text: str, token_id: TokenId = lambda _: None, unspelled: frozenset[int] = frozenset()) -> Rules:
     """Parse rules by name, `root` among them.
 
-    `token_id` gives the id of a special token that the grammar names, or None. Raises InvalidRequestError with line,
-    column and reason.
+    `token_id` gives the id of a special token that the grammar names, or None; `unspelled` are bytes that no token of
+    the vocabulary has. Raises InvalidRequestError with line, column and reason, also if no text can be spelled.
     """
-    return _Parser(text, token_id).parse()
+    return _Parser(text, token_id, unspelled).parse()
 
 
 class _Parser:
-    def __init__(self, text: str, token_id: TokenId):
+    def __init__(self, text: str, token_id: TokenId, unspelled: frozenset[int]):
         self.text, self.token_id, self.at, self.depth, self.n_items = text, token_id, 0, 0, 0
+        self.unspelled = unspelled
         self.rule_at: dict[str, int] = {}
         self.first_use: dict[str, int] = {}
         self.rules: dict[str, Node] = {}
@@ -116,6 +119,8 @@ class _Parser:
         lengths = _shortest_texts(self.rules)
         if self.rules["root"] not in lengths:
             self.fail("no text matches rule 'root': all its alternatives lead back to themselves", self.rule_at["root"])
+        if self.unspelled and self.rules["root"] not in _shortest_texts(self.rules, self.unspelled):
+            self.fail("every text of rule 'root' has a character without a token", self.rule_at["root"])
         longest = next((node for node, length in lengths.items() if length > MAX_SHORTEST), None)
         if longest is not None:
             name = next(name for name, node in self.rules.items() if any(part is longest for part in walk(node)))
@@ -322,10 +327,10 @@ def walk(node: Node) -> Iterator[Node]:
             yield from walk(item)
 
 
-def _shortest_texts(rules: Rules) -> dict[Node, int]:
+def _shortest_texts(rules: Rules, unspelled: frozenset[int] = frozenset()) -> dict[Node, int]:
     """Bytes of the shortest text of each node, in ascending order.
 
-    Nodes that no text matches have none.
+    Nodes that no text matches have none, nor those of which each text has a byte of `unspelled`.
 
     Nodes are reached in the order of their lengths, as in Dijkstra's algorithm (Knuth 1977): the first item of a choice
     is the shortest, and a sequence is reached with its last item.
@@ -338,7 +343,7 @@ def _shortest_texts(rules: Rules) -> dict[Node, int]:
     numbers = itertools.count()
     for node in itertools.chain.from_iterable(map(walk, rules.values())):
         match node:
-            case Chars(ranges):
+            case Chars(ranges) if _is_spelled(ranges, unspelled):
                 found[node] = len(chr(min(low for low, _ in ranges)).encode())
             case Token():
                 found[node] = 1
@@ -373,6 +378,17 @@ def _shortest_texts(rules: Rules) -> dict[Node, int]:
             found[node] = length
             reach_parents(node, length)
     return found
+
+
+def _is_spelled(ranges: tuple[tuple[int, int], ...], unspelled: frozenset[int]) -> bool:
+    """Test for a character without the bytes `unspelled`.
+
+    True for ranges that are too long to try.
+    """
+    return not unspelled or any(
+        high - low > _MAX_TRIED or any(unspelled.isdisjoint(chr(code).encode()) for code in range(low, high + 1))
+        for low, high in ranges
+    )
 
 
 def _others(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

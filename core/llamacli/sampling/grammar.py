@@ -66,6 +66,8 @@ T = TypeVar("T")
 
 _stack_lock = fork_safe(threading.Lock())
 _tokenizers: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
+_unspelled_bytes: weakref.WeakKeyDictionary[Tokenizer, frozenset[int]] = weakref.WeakKeyDictionary()
+_UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 256)}
 
 
 @attrs.define(eq=False)
@@ -84,8 +86,12 @@ class _Compiled:
 
     def __attrs_post_init__(self) -> None:
         self.beginning = self.matcher(_FEW_STATES)
-        if self.forces and len(self.beginning.deep_copy().compute_ff_bytes()) > MAX_SHORTEST:
+        forced = self.beginning.deep_copy().compute_ff_bytes() if self.forces else b""
+        if len(forced) > MAX_SHORTEST:
             raise InvalidRequestError(f"{self.name}: it begins with a text of more than {MAX_SHORTEST} bytes")
+        if not _unspelled(self.tokenizer).isdisjoint(forced):
+            text = _cut(forced, 40).decode(errors="replace")
+            raise InvalidRequestError(f"{self.name}: it begins with {text!r}, which no tokens spell")
 
     def matcher(self, n_states: int) -> LLMatcher:
         return _with_stack_for(self.source, lambda: _matcher(self.tokenizer, self.source, self.name, n_states))
@@ -131,7 +137,11 @@ class Grammar(Restriction):
 
         engine = _engine()
         try:
-            lark = text if text.startswith(_LARK) else to_lark(parse_gbnf(text, tokenizer.token_id), tokenizer.eog_ids)
+            if text.startswith(_LARK):
+                lark = text
+            else:
+                rules = parse_gbnf(text, tokenizer.token_id, _unspelled(tokenizer))
+                lark = to_lark(rules, tokenizer.eog_ids)
         except RecursionError:
             raise InvalidRequestError("grammar: its rules are nested too deeply") from None
         if lark is not text:
@@ -347,8 +357,16 @@ def _trie(tokenizer: Tokenizer) -> LLTokenizer:
 
         if not tokenizer.eog_ids:
             raise InvalidRequestError("grammar: the vocabulary has no end-of-generation token")
-        _tokenizers[tokenizer] = LLTokenizer(_Vocabulary(tokenizer), eos_token=sorted(tokenizer.eog_ids))
+        vocabulary = _Vocabulary(tokenizer)
+        _unspelled_bytes[tokenizer] = _UTF8_BYTES.difference(*vocabulary.pieces)
+        _tokenizers[tokenizer] = LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eog_ids))
     return _tokenizers[tokenizer]
+
+
+def _unspelled(tokenizer: Tokenizer) -> frozenset[int]:
+    """Bytes of UTF-8 that no token has."""
+    _trie(tokenizer)
+    return _unspelled_bytes[tokenizer]
 
 
 class _Vocabulary:
@@ -358,11 +376,11 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = weakref.ref(tokenizer)
-        self._pieces = [tokenizer.piece_bytes(token) for token in range(tokenizer.n_vocab)]
-        self.special_token_ids = [token for token, piece in enumerate(self._pieces) if not piece]
-        self.tokens = [piece or tokenizer.token_text(token).encode() for token, piece in enumerate(self._pieces)]
+        self.pieces = [tokenizer.piece_bytes(token) for token in range(tokenizer.n_vocab)]
+        self.special_token_ids = [token for token, piece in enumerate(self.pieces) if not piece]
+        self.tokens = [piece or tokenizer.token_text(token).encode() for token, piece in enumerate(self.pieces)]
         self.bos_token_id, self.eos_token_id = tokenizer.bos_id, min(tokenizer.eog_ids)
-        self._longest = max(map(len, self._pieces))
+        self._longest = max(map(len, self.pieces))
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokenize text that the grammar forces, at least its beginning.
@@ -375,7 +393,7 @@ class _Vocabulary:
         if tokenizer is not None:
             with contextlib.suppress(TokenizerError):
                 ids = tokenizer.encode_run(data.decode(errors="replace"), continues=True)
-                if b"".join(self._pieces[token] for token in ids) == data:
+                if b"".join(self.pieces[token] for token in ids) == data:
                     return ids
         return self._longest_first(data)
 
@@ -392,7 +410,7 @@ class _Vocabulary:
 
     @functools.cached_property
     def _by_piece(self) -> dict[bytes, int]:
-        return {piece: token for token, piece in enumerate(self._pieces) if piece}
+        return {piece: token for token, piece in enumerate(self.pieces) if piece}
 
 
 def _cut(data: bytes, length: int) -> bytes:

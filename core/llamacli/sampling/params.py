@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, expect_type
 from llamacli.sampling.checks import integer, number
 from llamacli.util.foreign_names import explain_names
 from llamacli.util.numbers import is_integer, is_real
@@ -45,6 +46,10 @@ def _no_empty_texts(_: object, attribute: attrs.Attribute[Any], value: Any) -> N
         raise InvalidRequestError(f"{attribute.name} must be a string or several, none of them empty, not {value!r}")
 
 
+def _of(kind: type, wanted: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    return lambda _, attribute, value: expect_type(value, kind, attribute.name, wanted)
+
+
 def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None:
     if value is not None and not isinstance(value, str):
         raise InvalidRequestError(f"{attribute.name} must be a string, not {value!r}")
@@ -52,20 +57,28 @@ def _text(_: object, attribute: attrs.Attribute[str | None], value: Any) -> None
 
 def biases(values: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Sorted pairs of token id and bias; NaN is not allowed."""
-    pairs = sorted(dict(values).items())
+    try:
+        pairs = sorted(dict(values).items())
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"logit_bias must be numbers by token id, not {values!r}") from None
     for token, bias in pairs:
         if not is_integer(token) or token < 0 or not is_real(bias) or math.isnan(bias):
             raise InvalidRequestError(f"logit_bias: {token!r}: {bias!r} must be a token id and a number")
     return tuple((int(token), float(bias)) for token, bias in pairs)
 
 
-def token_ids(values: Iterable[int]) -> tuple[int, ...]:
-    """Sorted token ids without duplicates."""
+def token_ids(values: Iterable[int], name: str = "token ids") -> tuple[int, ...]:
+    """Sorted token ids without duplicates; InvalidRequestError begins with the name."""
+    expect_type(values, Iterable, name, "a sequence of integers")
     values = set(values)
     for token in values:
         if not is_integer(token) or token < 0:
-            raise InvalidRequestError(f"suppress_tokens: {token!r} is not a token id")
+            raise InvalidRequestError(f"{name}: {token!r} is not a token id")
     return tuple(sorted(map(int, values)))
+
+
+def _ids_field(name: str, sampler: str) -> Any:
+    return attrs.field(converter=partial(token_ids, name=name), default=(), metadata={"sampler": sampler})
 
 
 def _number(one: Parameter) -> Any:
@@ -121,18 +134,12 @@ class SamplingParams(_Numbers):
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(
         converter=biases, default=(), metadata={"sampler": "Logit bias"}
     )
-    suppress_tokens: tuple[int, ...] = attrs.field(
-        converter=token_ids, default=(), metadata={"sampler": "Suppressed tokens"}
-    )
-    allowed_token_ids: tuple[int, ...] = attrs.field(
-        converter=token_ids, default=(), metadata={"sampler": "Allowed tokens"}
-    )
+    suppress_tokens: tuple[int, ...] = _ids_field("suppress_tokens", "Suppressed tokens")
+    allowed_token_ids: tuple[int, ...] = _ids_field("allowed_token_ids", "Allowed tokens")
     bad_words: tuple[str, ...] = attrs.field(
         converter=_texts, validator=_no_empty_texts, default=(), metadata={"sampler": "Bad words"}
     )
-    end_token_ids: tuple[int, ...] = attrs.field(
-        converter=token_ids, default=(), metadata={"sampler": "Minimum length"}
-    )
+    end_token_ids: tuple[int, ...] = _ids_field("end_token_ids", "Minimum length")
     grammar: str | None = attrs.field(default=None, validator=_text, metadata={"sampler": "Grammar"})
     json_schema: str | None = attrs.field(converter=_schema, default=None, metadata={"sampler": "Grammar"})
     grammar_triggers: tuple[str, ...] = attrs.field(
@@ -142,7 +149,7 @@ class SamplingParams(_Numbers):
         converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Grammar"}
     )
     reasoning_budget_message: str = attrs.field(
-        default="", validator=attrs.validators.instance_of(str), metadata={"sampler": "Reasoning budget"}
+        default="", validator=_of(str, "a string"), metadata={"sampler": "Reasoning budget"}
     )
     reasoning_markers: tuple[str, ...] = attrs.field(
         converter=_texts, validator=_only_texts, default=(), metadata={"sampler": "Reasoning budget"}
@@ -151,7 +158,7 @@ class SamplingParams(_Numbers):
     samplers: tuple[str, ...] = attrs.field(converter=_texts, validator=_only_texts, default=DEFAULT_ORDER)
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     n_probs: int = integer(0, low=0)
-    post_sampling_probs: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    post_sampling_probs: bool = attrs.field(default=False, validator=_of(bool, "true or false"))
 
 
 SamplingParams.__init__ = explain_names(SamplingParams.__init__)  # type: ignore[method-assign]

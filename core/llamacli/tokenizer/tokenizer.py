@@ -4,12 +4,14 @@ Unlike llama.cpp's, decoding keeps all spaces: there is no `clean_up_tokenizatio
 """
 
 import codecs
+import operator
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
-from llamacli.errors import InvalidRequestError, TokenizerError
+from llamacli.errors import InvalidRequestError, TokenizerError, expect_type
 from llamacli.tokenizer.vocabulary import TokenKind, Vocabulary
+from llamacli.util.numbers import is_integer
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -97,6 +99,7 @@ class Tokenizer:
         With `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone
         surrogates are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
         """
+        expect_type(text, str, "text", "a str")
         parts = self._partition(text, self._special if parse_special else self._user_defined)
         ids = self._encode(parts)
         if not add_special:
@@ -168,6 +171,7 @@ class Tokenizer:
         The space that encoding put first is removed, also after BOS; llama.cpp keeps it after any other special token.
         Control and unknown tokens are left out, or spelled with `unparse_special`.
         """
+        expect_type(ids, Iterable, "ids", "a sequence of token ids")
         tokens = [*ids]
         pieces = {token: self.piece_bytes(token, unparse_special) for token in dict.fromkeys(tokens)}
         stream = self.stream(unparse_special=unparse_special)
@@ -195,7 +199,11 @@ class Tokenizer:
 
     def piece_bytes(self, token: int, unparse_special: bool = False) -> bytes:
         """Return a token's bytes, none of control and unknown without `unparse_special`."""
-        if not 0 <= token < self.n_vocab:
+        try:
+            is_known = 0 <= operator.index(token) < self.n_vocab
+        except TypeError:
+            is_known = False
+        if not is_known:
             self.token_text(token)  # raises
         text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds.get(token, TokenKind.NORMAL)
         if kind is TokenKind.USER_DEFINED or (kind in _HIDDEN and unparse_special):
@@ -208,7 +216,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """Return a token's text as stored in the vocabulary."""
-        if not 0 <= token < self.n_vocab:
+        if not is_integer(token) or not 0 <= token < self.n_vocab:
             raise InvalidRequestError(f"token id {token} is not in the vocabulary of {self.n_vocab} tokens")
         return self._vocabulary.tokens[token]
 
