@@ -148,7 +148,6 @@ def _n_vocab(metadata: Metadata, architecture: str) -> int:
 
 
 def _labels(metadata: Metadata, architecture: str) -> list[str]:
-    """Names of the classes of a classifier head."""
     key = f"{architecture}.classifier.output_labels"
     labels = metadata.get(key, [])
     if isinstance(labels, str) or not isinstance(labels, Sequence):

@@ -290,7 +290,6 @@ def _attention(
 
 
 def _added(g: Graph, c: VisionConfig, block: Params, norm: str, scale: str, x: Value) -> Value:
-    """Addend of the hidden state, scaled and normalised."""
     factors = getattr(block, scale) if c.layer_scale else None
     x = g.mul(x, factors) if factors else x
     weight = getattr(block, norm) if c.post_norms else None

@@ -259,7 +259,6 @@ class TokenStream(TokenSequence):
         return n_common(self.cache.tokens, self._cell_keys())
 
     def _cell_keys(self) -> list[int]:
-        """Content keys of the cells of the tokens."""
         if self._has_ways and self._n_prompt < len(self._tokens):
             return cell_keys(self._tokens, self._n_prompt)
         return self._tokens
@@ -512,7 +511,6 @@ class TokenStream(TokenSequence):
             self._drop_stale_cells()
 
     def _keep(self, sequence: KVSequence) -> None:
-        """Keep a copy of a sequence in the prefix cache."""
         if self._prefixes is not None:
             self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
 

@@ -426,7 +426,6 @@ def _mmproj_files(path: Path) -> list[Path]:
 
 
 def _projectors(blob: Path) -> list[Path]:
-    """Projectors of the ollama manifests whose model is this blob."""
     found = set()
     for manifest in (blob.parents[1] / "manifests").rglob("*"):
         try:

@@ -294,7 +294,6 @@ class MoE(Op):
     def _multiply(
         self, to: Lowering, x: Slot, expert: Expert, out: Slot, starts: Slot, bias: Tensor | None = None
     ) -> None:
-        """Append the steps of each expert's product, with its low-rank changes."""
         lower_linear(to, x, expert.weight, out, bias, starts=starts)
         for change in expert.changes:
             lower_low_rank(to, x, change, out, starts, Slot((self, "rows"), "int64", self.routing.n_used))
