@@ -85,7 +85,7 @@ class TokenSequence(ABC):
             return self._sampler.draw(self._logits, self.params if params is None else params)
 
     def take(self, token: int) -> list[Any]:
-        """Add a drawn token to the text; returns the text that is certain now."""
+        """Add a drawn token; returns the text that is certain now."""
         assert self.text is not None
         return self.text.take(token, self._sampler.logprobs, is_last=self.n_left == 1)
 
@@ -322,7 +322,7 @@ class TokenStream(TokenSequence):
 
     @locked
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
-        """Evaluate a token, and in the same pass a draft of the next ones.
+        """Evaluate a token and, in the same pass, a draft behind it.
 
         Afterwards the stream is as after `eval([token])`. While the next tokens equal the draft, `eval` of each
         costs nothing; any other use of the stream drops the draft. With recurrent states, accepted draft tokens before

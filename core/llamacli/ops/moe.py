@@ -158,10 +158,7 @@ class MoE(Op):
         return [self.router]
 
     def compute(self, run: Run) -> Array:
-        """See Op.
-
-        Each token's experts are summed in the order of their probabilities.
-        """
+        # Each token's experts are summed in the order of their probabilities.
         x, out = run[self.x], np.zeros((run.n, self.out.width))
         weights = {tensor: run[tensor] for tensor in self.tensors()}
 
@@ -189,10 +186,7 @@ class MoE(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op.
-
-        Steps choose experts, sort the work by expert, compute each expert's rows in one product, and combine.
-        """
+        # Steps choose experts, sort the work by expert, compute each expert's rows in one product, and combine.
         from llamacli.kernels import experts
 
         n_expert, n_ff, _ = self.up.weight.shape
