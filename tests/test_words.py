@@ -33,6 +33,9 @@ PHRASES = (
     "a worker's life",
 )
 _PHRASE = re.compile(rf"\b(?:{'|'.join(map(re.escape, PHRASES))})\b", re.IGNORECASE)
+_PRONOUNS = re.compile(r"\b(?:those|that of|such(?! as)|what)\b", re.IGNORECASE)
+PRONOUNS_IN_DOCSTRINGS, PRONOUNS_ON_PAGES = 65, 41
+"""Limits of pronouns that stand for a noun of another sentence, in 10,000 words; lower them as texts improve."""
 _CODE = re.compile(r"(`+).+?\1")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
@@ -62,12 +65,12 @@ def markdown_files() -> Iterator[Path]:
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers and first lines of all docstrings of a module."""
+    """Line numbers and texts of all docstrings of a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text:
-                yield node.body[0].lineno, text.splitlines()[0]
+                yield node.body[0].lineno, text
 
 
 def headings(path: Path) -> Iterator[tuple[int, str]]:
@@ -79,7 +82,12 @@ def headings(path: Path) -> Iterator[tuple[int, str]]:
 
 def report(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
     name = path.relative_to(ROOT).as_posix()
-    return [f"{name}:{number}: {fault}: {line}" for number, line in lines for fault in faults(line)]
+    return [
+        f"{name}:{number}: {fault}: {line}"
+        for number, text in lines
+        for line in text.splitlines()[:1]
+        for fault in faults(line)
+    ]
 
 
 def test_docstrings_begin_with_plain_terms() -> None:
@@ -139,3 +147,23 @@ def test_rule_finds_faults(line: str) -> None:
 @pytest.mark.parametrize("line", ["Sampler chains.", "Softmax of `logits[i] for i in range(n)`, in float64."])
 def test_rule_accepts_plain_lines(line: str) -> None:
     assert not list(faults(line))
+
+
+def pronouns(texts: list[str]) -> float:
+    """Pronouns of `_PRONOUNS` in 10,000 words."""
+    return 1e4 * sum(len(_PRONOUNS.findall(text)) for text in texts) / max(1, sum(len(text.split()) for text in texts))
+
+
+def test_sentences_name_their_subjects() -> None:
+    paths = [path for path in python_files() if path.is_relative_to(ROOT / "core")]
+    found = [text for path in paths for _, text in docstrings(path)]
+    assert pronouns(found) <= PRONOUNS_IN_DOCSTRINGS
+    pages = [_FENCE.sub("", path.read_text("utf-8")) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]
+    assert pronouns(pages) <= PRONOUNS_ON_PAGES
+    assert pronouns(["Those of prompts, of these from the cache."]) > PRONOUNS_IN_DOCSTRINGS
+
+
+def test_one_spelling() -> None:
+    other = re.compile("quanti" + "s(?:e|ing|ation)", re.IGNORECASE)
+    paths = [*python_files(), *markdown_files()]
+    assert not [path for path in paths if other.search(path.read_text("utf-8"))]

@@ -76,7 +76,7 @@ class Config:
     def from_gguf(cls, metadata: Metadata, **family: Any) -> Self:
         """Read the common keys of a GGUF file.
 
-        `family` are the fields that a subclass adds, and those common ones that it has read itself, because its files
+        `family` are the fields that a subclass adds, and common fields that it has read itself, because its files
         write them in another way. A file must have the epsilon of RMS norm unless the family gives `rms_eps` or
         `layer_norm_eps`.
 
@@ -148,7 +148,6 @@ def _n_vocab(metadata: Metadata, architecture: str) -> int:
 
 
 def _labels(metadata: Metadata, architecture: str) -> list[str]:
-    """Names of the classes of a classifier head."""
     key = f"{architecture}.classifier.output_labels"
     labels = metadata.get(key, [])
     if isinstance(labels, str) or not isinstance(labels, Sequence):
@@ -159,8 +158,8 @@ def _labels(metadata: Metadata, architecture: str) -> list[str]:
 def sliding_layers(metadata: Metadata, architecture: str, n_layer: int, period: int) -> tuple[bool, ...]:
     """Layers with sliding-window attention, one boolean a layer.
 
-    The key holds a boolean for each layer, or a period whose last layer attends to everything. `period` is that of
-    files that say neither; 0 lets all layers slide. Raises ModelFormatError naming the key.
+    The key holds a boolean for each layer, or a period whose last layer attends to everything. `period` is taken
+    for files that say neither; 0 lets all layers slide. Raises ModelFormatError naming the key.
     """
     key = f"{architecture}.attention.sliding_window_pattern"
     if isinstance(metadata.get(key), np.ndarray):
@@ -215,8 +214,8 @@ class Params:
 class Weights(Params):
     """Parameters of a model.
 
-    Those outside the blocks are attributes; `blk` are the blocks' in order. Blocks of other prefixes, `others`, are
-    attributes too: `enc_blk` of `table.block("enc.blk")`. `nextn` are those of the blocks of multi-token-prediction
+    Parameters outside the blocks are attributes; `blk` are the blocks' in order. Blocks of other prefixes, `others`,
+    are attributes too: `enc_blk` of `table.block("enc.blk")`. `nextn` are the blocks of multi-token-prediction
     heads, where these are read.
     """
 
@@ -326,7 +325,7 @@ class TensorTable:
         With another prefix, such as "enc.blk", they are `enc.blk.{i}.{name}`, and `weights.enc_blk[i]` has them.
 
         Files may have the tensors of an `unused` block, but nothing depends on them, and it is not among
-        `weights.blk`. Those of a `nextn` block, of a multi-token-prediction head, are unused but for the head.
+        `weights.blk`. A `nextn` block, of a multi-token-prediction head, is unused but for the head.
         """
         number = sum(name.rpartition(".")[0] == prefix for name in self._blocks)
         return self._blocks.setdefault(f"{prefix}.{number}", TensorTable(unused=unused, nextn=nextn))
@@ -339,7 +338,7 @@ class TensorTable:
     def items(self, *, nextn: bool = False) -> Iterator[tuple[str, TensorSpec]]:
         """Full name and spec of every tensor.
 
-        With `nextn`, those of multi-token-prediction heads are not unused.
+        With `nextn`, tensors of multi-token-prediction heads are not unused.
         """
         unused = self._unused and not (nextn and self._nextn)
         for name, spec in self._specs.items():
@@ -379,7 +378,7 @@ class TensorTable:
     def bind(self, file: ModelFile, *, nextn: bool = False) -> Weights:
         """Match the table with the tensors of a file.
 
-        With `nextn`, those of multi-token-prediction heads are matched too. Raises ModelFormatError with the first
+        With `nextn`, tensors of multi-token-prediction heads are matched too. Raises ModelFormatError with the first
         mismatches and their number: tensors that are missing, of another shape, or unknown.
         """
         others, ignored = set(self._not_chosen(file, "")), self.ignored(file)

@@ -101,7 +101,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
         """Load a model of the Hugging Face hub, downloaded unless cached.
 
-        `name`, `mode` and `options` are those of `load_model`, and so are the errors.
+        `name`, `mode`, `options` and errors are as of `load_model`.
         """
         return load_model(name, mode, **options)
 
@@ -184,7 +184,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         says when they are cached at all rather than computed again, see `llamacli.kv.CacheStrategy`. With `reuse`, a
         prompt that begins as another session's of this model is not evaluated again that far: the pages are shared
         (prefix caching); results are the same. `adapters` are LoRA adapters of `load_adapter`, each with its scale,
-        such as `[(adapter, 0.5)]`; the default is those of `load_model`.
+        such as `[(adapter, 0.5)]`; the default are `load_model`'s.
 
         Raises InvalidRequestError for a value out of range, EmbeddingModelError if the model only embeds texts,
         MemoryError if the cache cannot be allocated.
@@ -207,7 +207,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     ) -> ChatSession:
         """Create a conversation, in a new session or in `session`.
 
-        `seed` is that of the draws in a new session, as for `create_session`. `template` replaces the file's own chat
+        `seed` is for draws in a new session, as for `create_session`. `template` replaces the file's own chat
         template: Jinja source, the name of another template of the file, or of a plugin's. `tools` are Python functions
         with type hints, which `ChatSession.run_tools` calls, or JSON objects that describe functions. `variables` are
         passed to the template, such as `enable_thinking=False` or `reasoning_effort="low"`.
@@ -253,7 +253,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         """Generate the text after each of several prompts.
 
         These are text or token ids. Up to `n_parallel` are evaluated together (batching), with one pass over the
-        weights for all. Each result is that of `generate` in a new session with this `seed`. Without `params` the most
+        weights for all. Each result equals `generate` in a new session with this `seed`. Without `params` the most
         probable tokens are taken. Raises InvalidRequestError for a value out of range, ContextOverflowError for a
         prompt that does not fit.
         """
@@ -385,7 +385,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     ) -> Any:
         """Reply to a conversation, computing in threads.
 
-        The event loop goes on meanwhile. Arguments, result and errors are those of `create_chat_completion`; with
+        The event loop goes on meanwhile. Arguments, result and errors are as of `create_chat_completion`; with
         `stream` the result is an asynchronous generator of its chunks. When the task is cancelled, the token being
         computed is finished first.
         """

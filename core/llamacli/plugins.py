@@ -347,7 +347,6 @@ class Plugins:
         return infos
 
     def _problems(self, module: str, claimed: Iterable[str]) -> list[str]:
-        """Claims of a loaded module that cannot be met, as text."""
         own = [architecture.name for architecture in self._brings[module]["architectures"]]
         groups = {entry.group for entry in self._entry_points if entry.module == module}
         unreachable = [kind for kind in _GENERAL_KINDS if self._brings[module][kind]] if GENERAL not in groups else []
@@ -441,7 +440,6 @@ class Plugins:
         return answer
 
     def _taken(self, kind: Kind, found: list[Any], module: str) -> Iterator[str]:
-        """Names of new objects that others have or claim."""
         core = kind.core() if found else {}
         claims = self.claimed_architectures() if kind.name == "architectures" else {}
         for thing in found:

@@ -34,8 +34,8 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     """Token stream over a model, with its KV cache, sampler and logits.
 
     Sessions of one model never affect each other's results. Calls from several threads wait for one another; `close`
-    too waits for the evaluation that another thread is in. `copy.copy` and `copy.deepcopy` fork. The tokens evaluated,
-    the cache and the logits are those of `llamacli.TokenStream`, which describes their attributes and methods.
+    too waits for the evaluation that another thread is in. `copy.copy` and `copy.deepcopy` fork. `llamacli.TokenStream`
+    describes the attributes and methods of its tokens, cache and logits.
 
     - `stats`: counts and rates of the last `generate`.
     - `stop_string`: the stop string that ended the last `generate`, "" if none did.
@@ -234,7 +234,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     def decoder(self) -> StreamDecoder:
         """Incremental decoder for the tokens to come.
 
-        Its text continues that of `tokens`.
+        Its text continues the text of `tokens`.
         """
         return self.model.tokenizer.stream([token for token in self._tokens if token >= 0])
 
@@ -298,7 +298,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
     ) -> AsyncGenerator[Token, None]:
         """Generate tokens for `async for`, computing in threads.
 
-        Arguments, results and errors are those of `generate`; the event loop goes on meanwhile. When the task is
+        Arguments, results and errors are as of `generate`; the event loop goes on meanwhile. When the task is
         cancelled, what a thread is computing (the prompt, or a token) is finished first.
         """
         tokens = self.generate(prompt, params, max_tokens=max_tokens, ignore_eos=ignore_eos, speculate=speculate)
@@ -318,7 +318,7 @@ class Session(TokenStream, contextlib.AbstractContextManager["Session"]):
         return generation
 
     def end_generation(self, generation: object) -> None:
-        """End a generation, and drop what was evaluated ahead."""
+        """End a generation, and drop cells evaluated ahead."""
         self._drop_ahead()
         if self._generation is generation:
             self._generation = self.text = self.draft = None

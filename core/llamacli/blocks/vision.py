@@ -28,12 +28,12 @@ class VisionConfig:
 
     Of the file:
 
-    - `n_embd`, `n_layer`, `n_head`, `head_dim`, `n_ff`, `layer_norm_eps`: those of the transformer.
+    - `n_embd`, `n_layer`, `n_head`, `head_dim`, `n_ff`, `layer_norm_eps`: the transformer's.
     - `image_size`, `patch_size`: the sides of a tile and of a patch, in pixels.
     - `n_merge`: patches a side that become one token of the language model.
     - `n_embd_text`: the width of these, which is the embedding length of the language model.
-    - `mean`, `std`: what the three colours are normalised with, of numbers from 0 to 1.
-    - `activation`: that of the feed-forward networks.
+    - `mean`, `std`: of the three colours, for numbers from 0 to 1.
+    - `activation`: in the feed-forward networks.
     - `longest_edge`: the longer side that a picture is resized to before it is cut into tiles, 0 without the key.
 
     Of the encoder:
@@ -45,19 +45,19 @@ class VisionConfig:
     - `rms`: norms are RMSNorm, not LayerNorm. `gated`: feed-forward networks have a gate.
     - `positions`: "learned" ones of the squares' patches, those of a "grid" that is resized to the picture's, with
       its "corners" in their place, of columns and rows, "axes" of `n_positions` each, or none, "".
-    - `ropes`: what turns queries and keys; a patch's positions are its number, row and column.
+    - `ropes`: RoPE of queries and keys; a patch's positions are its number, row and column.
     - `class_token`: a token behind the patches, which attends to all of them: "dropped" in the end, or "kept" in the
       place of the first patch.
     - `layer_scale`: what attention and the feed-forward networks add may have factors. `qk_norm`: queries and keys may
       have norms, of whole rows or of each "head". `v_norm`: values have one without a weight. `post_norms`: what is
       added may have norms, and the layer's result a factor.
-    - `score_scale`: what scores are multiplied by, 0 for one over the root of `head_dim`.
+    - `score_scale`: factor of scores, 0 for one over the root of `head_dim`.
     - `clamps`: lower and upper bounds of a matrix' input and of its output, by the matrix' name.
     - `causal`: the language model attends to the tokens in order even if `MediaEncoder.is_bidirectional`.
-    - `n_unread`: layers of a file behind those that are read.
+    - `n_unread`: last layers of a file, which are not read.
     - `full_attention`: every so many layers one attends to the whole picture, the others to windows; 0: all do.
     - `n_projector`: width of the projector's hidden layer, where it is not `n_embd_text`.
-    - `deepstack`: layers whose hidden states are embeddings too, beside those of the last one.
+    - `deepstack`: layers whose hidden states are embeddings too, beside the last layer.
     """
 
     n_embd: int
@@ -221,7 +221,7 @@ def vision_tower(g: Graph, c: VisionConfig, w: Weights) -> Value:
 def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
     """Record a vision transformer: hidden states of all layers, then the result.
 
-    The result is that of the last layer, normalised where the file has a norm behind it.
+    The result is the last layer's, normalised where the file has a norm behind it.
     """
     x, layers, kv = _patch_embeddings(g, c, w), list[Value](), None
     for i, block in enumerate(w.v_blk, start=1):
@@ -290,7 +290,6 @@ def _attention(
 
 
 def _added(g: Graph, c: VisionConfig, block: Params, norm: str, scale: str, x: Value) -> Value:
-    """Addend of the hidden state, scaled and normalised."""
     factors = getattr(block, scale) if c.layer_scale else None
     x = g.mul(x, factors) if factors else x
     weight = getattr(block, norm) if c.post_norms else None

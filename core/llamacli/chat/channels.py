@@ -153,7 +153,6 @@ class _ChannelReader(Reader):
                 yield Piece("\n\n")
 
     def _calls(self, source: CallText, name: str) -> CallReading:
-        """Parser of a message to a tool."""
         calls = self._syntax.calls
         if calls is None:
             yield from arguments_in(source, known_name(name, self._schemas))

@@ -180,7 +180,6 @@ class ChatCodec:
         return "" if token in self.tokenizer.eog_ids else " "
 
     def _is_dropped(self, part: int | str) -> bool:
-        """True for a part of a marker that is dropped."""
         text = self.tokenizer.token_text(part) if isinstance(part, int) else part.strip()
         return any(text in marker for marker in getattr(self.syntax, "dropped", ()))
 

@@ -172,7 +172,6 @@ class _SpansWriter(_Writer):
 
     @property
     def _markers(self) -> str:
-        """Expression of the markers around texts."""
         markers = " | ".join(f"{self.rules.marker(text)} {_SPACE}" for text in self._syntax.dropped)
         return f"({markers})*" if markers else ""
 
@@ -216,7 +215,6 @@ class _ChannelsWriter(_Writer):
 
     @property
     def _channeled(self) -> str:
-        """Expression of what follows the recipient of a call."""
         if self._syntax.names_recipient:
             return ""
         note = "<|constrain|>"
@@ -275,7 +273,6 @@ def _body(rules: Rules, syntax: Calls, tools: ToolUse) -> str | None:
 
 
 def _sections(rules: Rules, syntax: Calls, one: str, tools: ToolUse) -> str:
-    """Expression of calls between their markers."""
     parse = syntax.parse
     head, between, tail = (parse.head, parse.between, parse.tail) if isinstance(parse, Notation) else ("", None, "")
     if isinstance(parse, Notation) and isinstance(parse.one, JsonCall) and parse.one.is_by_hand:

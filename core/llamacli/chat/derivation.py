@@ -319,7 +319,6 @@ def _read(calls: Calls, text: str, typed: bool) -> tuple[list[tuple[str, Any]], 
 
 
 def _json_calls(one: str, two: str) -> Calls | None:
-    """Calls that are objects in JSON, name included."""
     found = _json_call(one, 0, _NAMES[0])
     if found is None:
         return None
@@ -329,7 +328,6 @@ def _json_calls(one: str, two: str) -> Calls | None:
 
 
 def _json_call(text: str, start: int, name: str) -> tuple[int, int, JsonCall] | None:
-    """First object that is a call: place, end and keys."""
     decoder = json.JSONDecoder()
     for brace in (found.start() for found in re.finditer(r"\{", text[: text.find(name) if name in text else 0])):
         if brace < start:
@@ -355,7 +353,6 @@ def _json_call(text: str, start: int, name: str) -> tuple[int, int, JsonCall] | 
 
 
 def _named_calls(one: str, two: str, both: str, typed: str, marked: str) -> Calls | None:
-    """Calls whose name is outside of JSON."""
     start = one.find(_NAMES[0])
     after = start + len(_NAMES[0])
     brace = one.find("{", after)
@@ -410,7 +407,6 @@ def _pairs(one: str, both: str, typed: str, marked: str, after: int) -> tuple[Na
 
 
 def _varying(one: str, other: str) -> str:
-    """Text with a place for the word in which two texts differ."""
     words, others = _TOKEN.findall(one), _TOKEN.findall(other)
     differ = [n for n, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
     if len(words) != len(others) or len(differ) != 1 or not words[differ[0]].isalnum():
@@ -419,7 +415,6 @@ def _varying(one: str, other: str) -> str:
 
 
 def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Calls:
-    """Span of calls from the texts around and between them."""
     ends = ""
     if between is not None:
         closes = suffix[: _common(suffix, between)]
@@ -452,7 +447,6 @@ def _section(call: OneCall, prefix: str, suffix: str, between: str | None) -> Ca
 
 
 def _texts(call: OneCall) -> Iterator[str]:
-    """Texts of the notation of a call."""
     if isinstance(call, NamedCall):
         yield from (call.before, call.after, call.ends)
         if isinstance(call.arguments, Pairs):

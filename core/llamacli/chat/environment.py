@@ -237,7 +237,6 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def _marked(value: Any) -> Any:
-    """Mark strings that have lost their taint in an operation."""
     mask = active_mask()
     return mask.marked(value) if mask else value
 
@@ -313,8 +312,6 @@ def _charge_call(name: str, text: str, args: tuple[Any, ...], options: dict[str,
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter: check its numbers and charge for its result."""
-
     def apply(function: Any, value: Any, *rest: Any, **options: Any) -> Any:
         _charge(_checked_sum([*rest, *options.values()]))
         if isinstance(value, str):
@@ -395,8 +392,6 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", at
 
 
 def _whole_filter(function: Any) -> Any:
-    """Wrap a filter to get original text, and taint its whole result."""
-
     def apply(function: Any, *operands: Any, **options: Any) -> Any:
         mask = active_mask()
         if mask is None or not (mask.covers(operands) or mask.covers(options)):

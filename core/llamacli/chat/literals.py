@@ -83,7 +83,6 @@ class Literals:
             yield value
 
     def _items(self, source: CallText, closes: str, brackets: str, depth: int) -> Reading[None]:
-        """Yield the items of an object or a list."""
         source.at += 1
         yield brackets[0]
         n_items = 0
@@ -138,7 +137,6 @@ class Literals:
             yield from source.more()
 
     def _scalar(self, text: str) -> Any:
-        """Value of a word."""
         if self == JSON:
             return json.loads(text)
         bare = text.strip()
@@ -347,7 +345,6 @@ class _Writer:
         return literal(name) if form.bare and _PLAIN_KEY.fullmatch(name) else self._constant(form, name)
 
     def _constant(self, form: Literals, value: Any) -> str:
-        """Expression of one value."""
         if isinstance(value, str):
             if len(form.quotes[0]) == 1:
                 return f"({literal(repr(value))} | {literal(json.dumps(value, ensure_ascii=False))})"

@@ -66,7 +66,6 @@ _PLACES = {"%c": "message.content", "%t": "message.content.strip()", "%r": "mess
 
 
 def _text(text: str) -> str:
-    """Jinja output of a text with places."""
     parts, at = [], 0
     while (found := text.find("%", at)) >= 0:
         parts += [json.dumps(text[at:found], ensure_ascii=False), _PLACES[text[found : found + 2]]]

@@ -42,17 +42,18 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     - `session`: the token stream that it is evaluated in.
     - `codec`: the encoder of prompts and decoder of replies, with its chat `template` and `format`.
     - `history`: all messages so far except the system message. `system`, `history` and `variables` may be changed
-      between replies: the next reply continues from what they are then.
+      between replies: the next reply continues from their new values.
     - `max_tokens`: maximum number of tokens of a reply; created with None or -1, the size of the context.
-    - `tools`: what the model may call, as JSON objects; some templates tell an empty list from None. `functions`: the
-      Python functions among the tools by name, which `run_tools` calls. `variables`: further variables of the template.
+    - `tools`: functions that the model may call, as JSON objects; some templates tell an empty list from None.
+      `functions`: the Python functions among the tools by name, which `run_tools` calls. `variables`: further variables
+      of the template.
     - `stop`: stop reason of the last reply: "eos" (the model ended it), "stop" (a stop string of the parameters),
       "length" (`max_tokens`), "context" (the context is full), "interrupt" (the caller left the loop).
     - `reply_tokens`: the tokens of the last reply.
 
     Only new messages are evaluated: earlier ones keep the tokens that they were evaluated with. If a template renders
     them differently later on (some drop old reasoning, some move the system message to the last message), the session
-    is rewound to the first difference and what follows is evaluated again.
+    is rewound to the first difference, and the rest is evaluated again.
     """
 
     def __init__(
@@ -125,8 +126,8 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def answer_calls(self, report: Callable[[ToolCall, Any], None] | None = None) -> bool:
         """Call the functions that the last reply calls, and add their results.
 
-        False if there is none to call: the reply has no calls, or no tool is a function. What a function raises is its
-        result, `{"error": ...}`. `report` is called with each call and its result.
+        False if there is none to call: the reply has no calls, or no tool is a function. An exception of a function is
+        its result, `{"error": ...}`. `report` is called with each call and its result.
         """
         wanted = self.history[-1].tool_calls if self.functions and self.history else ()
         for one in wanted:
@@ -201,9 +202,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         """Stream the model's reply to the last messages.
 
         Nothing if none is waiting for a reply. The reply ends at an end-of-generation token of the file, or at the
-        token or text with which the template ends a message; neither is shown or counted. Then what the template puts
+        token or text with which the template ends a message; neither is shown or counted. Then the template's text
         after a message is evaluated. The reply is added to `history`, with reasoning and tool calls apart. Leaving the
-        loop ends it too: what was yielded so far is kept. `speculate` is as for `Session.generate`. With "required", or
+        loop ends it too, and the yielded text is kept. `speculate` is as for `Session.generate`. With "required", or
         OpenAI's object with a function's name, as `tool_choice` the reply is a call, by a grammar.
 
         Raises, before anything is evaluated, ContextOverflowError if the messages do not fit, ChatTemplateError if
@@ -248,7 +249,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a saved conversation, with the tokens that it has evaluated.
 
-        Raises what `Session.load` raises, StateError also if the state is not that of a conversation.
+        Raises what `Session.load` raises, StateError also for a state without a conversation.
         """
         saved: Any = self.session.load(path).get("chat")
         self.history, self._held = [], []
@@ -333,9 +334,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return wanted.ids[self.session.n_past :]
 
     def _evaluate_closing(self) -> None:
-        """Evaluate what follows a reply in every rendering.
+        """Evaluate the text that follows a reply in every rendering.
 
-        That is what renderings with and without another user message share.
+        Renderings with and without another user message share it.
         """
         try:
             ends = [self._plan(self._render(more, prompting=False)) for more in ([], [Message("user", _PROBE)])]

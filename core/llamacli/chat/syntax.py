@@ -335,7 +335,6 @@ class CallReader:
             self.is_over = True
 
     def _end(self, rest: str) -> Iterator[Event]:
-        """End the call that has begun."""
         if self._name is None:
             return
         self._texts.append(rest)

@@ -75,7 +75,6 @@ class Pairs:
     def _value(
         self, source: CallText, name: str, schema: Any, root: Mapping[str, Any], follows: Sequence[str]
     ) -> CallReading:
-        """Parse a value, a string as it comes."""
         closes = self.string[1] if self.string[1].strip() else self.other[1]
         is_text = kinds_of(schema, root) == ["string"]
         if self.quoted[0] and (yield from source.take(self.quoted[0])):
@@ -98,7 +97,6 @@ class Pairs:
         yield name, '"' if is_text else _written_value(self._typed(source.text[begin:end], schema, root))
 
     def _closed_by(self, key: str) -> Pairs:
-        """Tags of one key."""
         if KEY not in self.string[1]:
             return self
         middle, closes = self.string
@@ -106,7 +104,6 @@ class Pairs:
         return attrs.evolve(self, string=named, other=named, nested=closes)
 
     def _typed(self, text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-        """Value of a text, with the tags within it."""
         kinds = kinds_of(schema, root)
         if self.nested and ("string" not in kinds or len(kinds) == len(TYPES)):
             if not text.strip() and kinds in (["array"], ["object"]):
@@ -149,7 +146,6 @@ class Pairs:
         return " ".join(pairs if needed else ['"\\n"?', *pairs])
 
     def _joined(self, rules: Rules, given: Mapping[str, Any], needed: Sequence[str], root: Mapping[str, Any]) -> str:
-        """Expression of arguments with a text between two of them."""
         comma, first, after = expression(rules, self.between), "", ""
         for name in list(given)[::-1]:
             pair = rules.add("pair", self._written(rules, literal(name), given[name], root))
@@ -160,7 +156,6 @@ class Pairs:
         return first
 
     def _written(self, rules: Rules, key: str, schema: Any, root: Mapping[str, Any]) -> str:
-        """Expression of one argument."""
         kinds = kinds_of(schema, root)
         alternatives = []
         given = schema if isinstance(schema, Mapping) else {}

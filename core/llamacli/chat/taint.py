@@ -160,35 +160,27 @@ class TaintedStr(str):
         return map(self._tainted, str.__iter__(self))
 
     def join(self, parts: Iterable[str]) -> TaintedStr:
-        """See str."""
         return self._tainted(str.join(self, parts))
 
     def lstrip(self, chars: str | None = None) -> TaintedStr:
-        """See str."""
         return self[len(self) - len(self._plain.lstrip(untainted(chars))) :]
 
     def rstrip(self, chars: str | None = None) -> TaintedStr:
-        """See str."""
         return self[: len(self._plain.rstrip(untainted(chars)))]
 
     def strip(self, chars: str | None = None) -> TaintedStr:
-        """See str."""
         return self.lstrip(chars).rstrip(chars)
 
     def removeprefix(self, prefix: str) -> TaintedStr:
-        """See str."""
         return self[len(self) - len(self._plain.removeprefix(untainted(prefix))) :]
 
     def removesuffix(self, suffix: str) -> TaintedStr:
-        """See str."""
         return self[: len(self._plain.removesuffix(untainted(suffix)))]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """See str."""
         return self._split("split", sep, maxsplit)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """See str."""
         return self._split("rsplit", sep, maxsplit)
 
     def _split(self, method: str, sep: str | None, maxsplit: SupportsIndex) -> list[str]:
@@ -201,22 +193,18 @@ class TaintedStr(str):
         return parts
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """See str."""
         return [self._tainted(line) for line in str.splitlines(self, keepends)]
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        """See str."""
         return self._parted(*self._plain.partition(untainted(sep)))
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        """See str."""
         return self._parted(*self._plain.rpartition(untainted(sep)))
 
     def _parted(self, head: str, found: str, _: str) -> tuple[str, str, str]:
         return self[: len(head)], self[len(head) : len(head) + len(found)], self[len(head) + len(found) :]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> TaintedStr:
-        """See str."""
         if not old:
             return self._tainted(str.replace(self, old, new, count))
         return self._tainted(new).join(self.split(old, count))

@@ -281,12 +281,10 @@ def _folded(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _content_parts(content: Any) -> list[Any]:
-    """Content as a list of parts."""
     return list(content) if isinstance(content, list | tuple) else [{"type": "text", "text": content or ""}]
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """Template variables of the model's special tokens, named as in transformers."""
     ids = {
         "bos_token": tokenizer.bos_id,
         "eos_token": tokenizer.eos_id,

@@ -9,7 +9,6 @@ from typing import Any
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Schema that a reference names."""
     for _ in range(8):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):

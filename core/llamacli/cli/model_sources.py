@@ -159,7 +159,6 @@ def _source(name: str, path: Path, mmproj: Path | None) -> ModelSource:
 
 
 def _stamp(path: Path) -> str:
-    """State of a file, which differs for another of its name."""
     status = path.stat()
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
@@ -186,8 +185,6 @@ _TEXTS = (
 
 @functools.cache
 def _preset_command() -> click.Command:
-    """Command whose options are the keys of a preset."""
-
     def keys(**given: Any) -> Any:
         return given
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def _plugin_commands() -> tuple[dict[str, list[EntryPoint]], dict[str, list[str]]]:
-    """Entry points of plugins' commands, and messages on those ignored, by distribution."""
     root = click.get_current_context().find_root().command
     table = root.commands if isinstance(root, click.Group) else None
     found: dict[str, list[EntryPoint]] = {}

@@ -185,8 +185,6 @@ class _Marked:
 
 
 def _adapted(graph: Graph, adapters: Sequence[Adapter]) -> Graph:
-    """Graph whose ops have the changes of adapters."""
-
     def of_matrix(tensor: Tensor) -> LowRanks:
         return tuple(change for i, one in enumerate(adapters) for change in one.changes(tensor, i, by_token=False))
 
@@ -241,7 +239,6 @@ def _checked_alpha(metadata: Metadata, architecture: str) -> float:
 
 
 def _is_table(name: str) -> bool:
-    """True for a table of embeddings, by llama.cpp's rule."""
     return name.endswith(_EMBEDDINGS)
 
 

@@ -231,7 +231,6 @@ def _run(
 
 
 def _keys(program: Program, chunk: Chunk, n_prompt: int) -> list[int]:
-    """Content keys of a chunk's cells."""
     keys = chunk.ids.keys if isinstance(chunk.ids, Inputs) else chunk.ids
     return cell_keys(keys, n_prompt) if chunk.n_generated and program.prompts is Prompts.TILES else keys
 
@@ -248,7 +247,6 @@ def _give_hidden(
     parts: Sequence[list[int]],
     chunks: Sequence[Chunk],
 ) -> None:
-    """Give the hidden states of a batch to those who take them."""
     row = 0
     for (i, first, n), span, part in zip(batch, spans, parts, strict=True):
         chunk = chunks[i]
@@ -259,7 +257,6 @@ def _give_hidden(
 
 
 def _placed(program: Program, cache: KVSequence, inputs: Inputs) -> Inputs:
-    """Check inputs, and fill in the position of each token."""
     graph, start = program.graph, len(cache.tokens)
     check_inputs(graph, inputs)
     placed = inputs.placed(start, graph.n_components)

@@ -112,7 +112,6 @@ def _stores(before: Sequence[Op], ops: Sequence[Op]) -> list[Op]:
 
 
 def _joined(graph: Graph, parts: Sequence[list[Op]]) -> list[list[Op]]:
-    """Parts of a graph, each with what it receives and sends."""
     made: dict[Value, None] = {}
     crossing: list[list[Value]] = [[]]
     for i, part in enumerate(parts[:-1], start=1):

@@ -69,7 +69,6 @@ def checked(function: Callable[[Run], Any], run: Run, width: int, description: s
 
 
 def _package(op: Op) -> str:
-    """Package of the op's class, or of its plugin function."""
     given = [getattr(op, field.name) for field in attrs.fields(type(op))]
     sources = [type(op), *(value for value in given if callable(value) and not isinstance(value, enum.Enum))]
     packages = [str(source.__module__).partition(".")[0] for source in sources]

@@ -205,7 +205,6 @@ class NativeProgram:
         self._shared = table.release()
 
     def _errors_of(self, step: Step) -> AbstractContextManager[None]:
-        """Context that names a plugin's verb in errors of its step."""
         description = self._plugin_steps.get(step)
         return plugin_errors(description) if description else nullcontext()
 
@@ -412,7 +411,6 @@ class NativeProgram:
         return HostRows(batch.tokens[wanted], 0, len(wanted), spans)
 
     def _run_steps(self, table: int, segments: Sequence[tuple[int, int]], rows: HostRows, n_seen: int) -> None:
-        """Run segments of the table for some rows."""
         first, last, run = rows.first, rows.stop, self._run_fields
         for start, stop in segments:
             if self._steps[start].host is not None:
@@ -569,7 +567,6 @@ def _place_inputs(rows: Array, start: int, inputs: Inputs, jumps: list[npt.NDArr
 
 
 def _segments(steps: Sequence[Step], start: int, stop: int) -> list[tuple[int, int]]:
-    """Divide steps into runs of kernels and single host steps."""
     ranges: list[tuple[int, int]] = []
     for i in range(start, stop):
         if ranges and ranges[-1][1] == i and steps[i].host is None and steps[i - 1].host is None:

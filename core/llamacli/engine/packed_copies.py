@@ -111,7 +111,7 @@ def limit() -> int:
 def copy_key(files: Iterable[Path], identity: str, mode: str) -> str:
     """Name of a copy: digest of all that its bytes depend on.
 
-    `files` are those of the model, `identity` is the digest of their metadata and of the ends of their tensors. Raises
+    `files` are the model's, `identity` is the digest of their metadata and of the ends of their tensors. Raises
     OSError.
     """
     stats = [(file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, files)]
@@ -164,8 +164,8 @@ class PackedCopy:
 class MappedStack:
     """Stack of matrices in a mapped file, such as experts.
 
-    `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are those
-    of the units of each matrix, which are compared when it is first used; None where they need not be.
+    `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are
+    checksums of the units of each matrix, compared when it is first used; None where they need not be.
     """
 
     def __init__(self, data: Bytes, mapping: mmap.mmap, place: int, sums: Sequence[Sequence[str]] | None, path: Path):
@@ -175,8 +175,8 @@ class MappedStack:
     def fetch(self, numbers: Iterable[int]) -> None:
         """Read some matrices ahead.
 
-        Those that are used for the first time are checked. Raises ModelFormatError for one that has changed; the copy
-        is made again then, when the model is loaded.
+        Tensors are checked when they are used for the first time. Raises ModelFormatError for one that has changed; the
+        copy is made again then, when the model is loaded.
         """
         n_bytes = self._data[0].nbytes
         for number in numbers:
@@ -201,10 +201,11 @@ def open_copy(
 ) -> PackedCopy | None:
     """Map the copy of a key and check it, with several threads.
 
-    None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are those of the
-    team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
-    the copy is read into memory. Where `load` asks for it, or the copy is larger than the free memory, it is not: then
-    experts are checked when they are used. Raises InvalidRequestError for one that must fit into memory and does not.
+    None if there is none, or a damaged one, which is deleted with a warning. `nodes` are the
+    NUMA nodes of the team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with
+    several NUMA nodes the copy is read into memory. Where `load` asks for it, or the copy is larger than the free
+    memory, it is not: then experts are checked when they are used. Raises InvalidRequestError for one that must fit
+    into memory and does not.
     """
     base = folder()
     if base is None or not limit():

@@ -69,7 +69,6 @@ def _ranges(address: int, pages: npt.NDArray[np.int64]) -> Iterator[tuple[int, i
 
 
 def _touch(data: Bytes, node: Node, ranges: Sequence[tuple[int, int]]) -> None:
-    """Write to each page of some ranges, on a node."""
     if bind_thread(node):
         for start, stop in ranges:
             data[start : stop : mmap.PAGESIZE] = 0

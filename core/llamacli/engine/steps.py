@@ -82,7 +82,6 @@ def bind(step: Step, buffers: dict[Slot, Array]) -> list[Array]:
 
 
 def _resolved(value: Field, buffers: dict[Slot, Array]) -> Any:
-    """Array or number of a field."""
     for slot in slots_of(value):
         if slot not in buffers:
             raise PluginError(f"a step uses a slot of form {slot.form!r} that neither it nor an earlier one writes")

@@ -177,7 +177,6 @@ class _DraftContext:
         self._stream = TokenStream(model, n_ctx=n_ctx)
 
     def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
-        """See _Predictor."""
         stream, wanted = self._stream, list(tokens)
         limit = min(limit, stream.n_ctx - len(wanted))
         if limit <= 0:
@@ -200,7 +199,6 @@ class _DraftContext:
         return likely_tokens(wanted[stream.n_past :], limit, min_probability, logits_after)
 
     def close(self) -> None:
-        """See _Predictor."""
         self._stream.close()
 
 

@@ -35,8 +35,8 @@ after so many tokens that are evaluated again."""
 class TokenSequence(ABC):
     """Tokens of one text, with their KV cache, logits and sampler.
 
-    A step of any number of sequences evaluates chunks of them, and goes on with those that have logits: `draw` a token,
-    `take` it into the text, `advance` behind it. Those whose draft had the token have logits again.
+    A step evaluates chunks of any number of sequences, and goes on with each sequence that has logits: `draw` a token,
+    `take` it into the text, `advance` behind it. A sequence whose draft had the token has logits again.
 
     - `lock`: held while a token is drawn, or accepted.
     - `params`: sampling parameters of draws that are given none.
@@ -85,7 +85,7 @@ class TokenSequence(ABC):
             return self._sampler.draw(self._logits, self.params if params is None else params)
 
     def take(self, token: int) -> list[Any]:
-        """Add a drawn token to the text; what is certain now."""
+        """Add a drawn token; returns the text that is certain now."""
         assert self.text is not None
         return self.text.take(token, self._sampler.logprobs, is_last=self.n_left == 1)
 
@@ -100,8 +100,8 @@ class TokenSequence(ABC):
     def advance(self, token: int, *, accept: bool = False) -> bool:
         """Go on behind a drawn token; True if the draft had it.
 
-        Then `logits` are those after it already. Else it is to be evaluated, and the rest of the draft is dropped. With
-        `accept` it counts as generated, for penalties and grammars.
+        Then `logits` are already the next token's. Else it is to be evaluated, and the rest of the draft is dropped.
+        With `accept` it counts as generated, for penalties and grammars.
         """
         with self.lock:
             if accept:
@@ -119,7 +119,7 @@ class TokenSequence(ABC):
             return False
 
     def settle(self) -> None:
-        """Drop what was evaluated of a draft and did not come."""
+        """Drop evaluated draft tokens that were not drawn."""
         if self.draft is not None and self.draft.tokens:
             self.draft.settle()
         if self._ahead:
@@ -132,7 +132,7 @@ class TokenSequence(ABC):
     def _truncate_cache(self, n: int) -> None:
         """Keep at most the first n cells.
 
-        None if a sliding window no longer has what is before them, or recurrent states are those after more tokens.
+        None if a sliding window has lost the cells before them, or recurrent states have gone on beyond them.
         """
         cache, self._ahead = self.cache, ()
         if n < len(cache.tokens):
@@ -151,7 +151,7 @@ class TokenStream(TokenSequence):
     - `tokens`: the tokens evaluated so far, as content keys: ids, and negative numbers for other `Inputs`.
     - `n_cached`: how many of the first tokens the cache holds.
     - `n_reused`: how many tokens came from the prefix cache: they share pages with a stream that had evaluated them.
-    - `n_computed`: tokens that were run through the model for it so far, those evaluated again included.
+    - `n_computed`: tokens run through the model for it so far, with each repetition.
     - `progress`: called with the tokens evaluated so far, and all, while more than a batch of them is; may be set.
     - `adapters`: its LoRA adapters, with their scales.
 
@@ -173,7 +173,7 @@ class TokenStream(TokenSequence):
     ):
         """Create an empty stream, or continue a `sequence`.
 
-        Its cells must be of the same adapters. Arguments are those of `llamacli.Model.create_session`.
+        Its cells must be of the same adapters. Arguments are described at `llamacli.Model.create_session`.
         """
         if model.program.needs_whole_input:
             raise EmbeddingModelError(
@@ -202,7 +202,7 @@ class TokenStream(TokenSequence):
     def cache(self) -> KVSequence:
         """KV cache of the stream.
 
-        Raises ClosedError after close(), its own or that of the cache it is a sequence of.
+        Raises ClosedError after its own close(), and after its cache's.
         """
         if self._cache is None or self._cache.closed:
             raise ClosedError("the session is closed")
@@ -254,12 +254,11 @@ class TokenStream(TokenSequence):
     def n_cached(self) -> int:
         """Number of tokens, from the first on, that the cache holds.
 
-        Those after them were dropped by a `strategy` or a sliding window, and are evaluated again before new tokens.
+        Later cells were dropped by a `strategy` or a sliding window; their tokens are evaluated again before new ones.
         """
         return n_common(self.cache.tokens, self._cell_keys())
 
     def _cell_keys(self) -> list[int]:
-        """Content keys of the cells of the tokens."""
         if self._has_ways and self._n_prompt < len(self._tokens):
             return cell_keys(self._tokens, self._n_prompt)
         return self._tokens
@@ -293,10 +292,10 @@ class TokenStream(TokenSequence):
     def eval(
         self, tokens: Sequence[int] | Inputs, *, all_logits: bool = False, generated: bool = False
     ) -> Logits | None:
-        """Evaluate tokens behind those evaluated so far.
+        """Evaluate tokens behind the evaluated ones.
 
-        `tokens` are ids, or an `Inputs` with embeddings, positions or bidirectional spans. Then `logits` are those
-        of the last one. Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing.
+        `tokens` are ids, or an `Inputs` with embeddings, positions or bidirectional spans. `logits` become the
+        last token's. Returns float32 [len(tokens), n_vocab] with `all_logits`, else None. No tokens change nothing.
         How tokens are split over calls does not change results. They are a prompt, unless they were `generated`; that
         makes a difference for models with `prompts` by tiles, where generated tokens become a prompt, and are evaluated
         again, once a prompt follows them.
@@ -323,11 +322,11 @@ class TokenStream(TokenSequence):
 
     @locked
     def eval_ahead(self, token: int, draft: Sequence[int]) -> None:
-        """Evaluate a token, and in the same pass those that may follow.
+        """Evaluate a token and, in the same pass, a draft behind it.
 
-        Afterwards the stream is as after `eval([token])`. If the next tokens are those of the draft, `eval` of each of
-        them costs nothing; any other use of the stream drops them. With recurrent states, tokens that came of a draft
-        before one that did not are evaluated again with the next. Raises what `eval` raises for all of the tokens.
+        Afterwards the stream is as after `eval([token])`. While the next tokens equal the draft, `eval` of each
+        costs nothing; any other use of the stream drops the draft. With recurrent states, accepted draft tokens before
+        the first rejected one are evaluated again in the next call. Raises what `eval` raises for all of the tokens.
         """
         ids = self._checked([token, *draft])
         if len(ids) == 1 or self.strategy is not CacheStrategy.ALWAYS:
@@ -339,8 +338,8 @@ class TokenStream(TokenSequence):
     def rewind(self, n_past: int) -> None:
         """Truncate the context to its first `n_past` tokens.
 
-        The logits are cleared until the next `eval`. Where layers with a sliding window no longer have what a token
-        there would see, or recurrent states are those after later tokens, that `eval` computes it again, from the
+        The logits are cleared until the next `eval`. Where layers with a sliding window have lost cells that a token
+        there would see, or recurrent states have gone on, that `eval` computes them again, from the
         nearest checkpoint on: ends of prompts are checkpoints, unless the stream was created without `reuse`. Raises
         InvalidRequestError if `n_past` is not from 0 to the present number of tokens, or within a bidirectional span.
         """
@@ -364,7 +363,7 @@ class TokenStream(TokenSequence):
         does: their keys are rotated to their new positions (RoPE), and what they have attended to stays in them. The
         logits stay too. With recurrent states, or a strategy that may drop cells, they are evaluated again instead, at
         the next `eval`. Raises InvalidRequestError, changing nothing, for a range outside the context, or if a sliding
-        window no longer has what would be seen then.
+        window has lost cells that would be seen.
         """
         stop = self.n_past if is_integer(p1) and p1 == -1 else p1
         if not is_integer(p0) or not is_integer(stop) or not 0 <= p0 <= stop <= self.n_past:
@@ -415,7 +414,7 @@ class TokenStream(TokenSequence):
 
     @locked
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Continue with those first `tokens` that the prefix cache holds.
+        """Continue with the first `tokens` that the prefix cache holds.
 
         Returns how many. These are all but the last at most. None is evaluated, so there are no logits then until the
         next `eval`. Raises what `eval` raises.
@@ -445,7 +444,7 @@ class TokenStream(TokenSequence):
     ) -> Chunk:
         """Chunk of `ids`, after any earlier tokens that are not cached.
 
-        Those that the prefix cache holds are left out, unless the logits of several are wanted.
+        Tokens that the prefix cache holds are left out, unless the logits of several are wanted.
         """
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
         if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
@@ -478,7 +477,7 @@ class TokenStream(TokenSequence):
     def _commit(self, ids: list[int] | Inputs, chunk: Chunk, rows: Logits, *, generated: bool) -> None:
         """Append evaluated `ids` to the tokens, except drafted ones.
 
-        `rows` are the logits of the last token that is not drafted, and of those after it; they are kept.
+        `rows` are the logits of the last token before the draft, and of the draft's tokens; they are kept.
         """
         if not len(ids):
             return
@@ -512,7 +511,6 @@ class TokenStream(TokenSequence):
             self._drop_stale_cells()
 
     def _keep(self, sequence: KVSequence) -> None:
-        """Keep a copy of a sequence in the prefix cache."""
         if self._prefixes is not None:
             self._prefixes.keep(sequence, self.model.prefix_cache_bytes)
 

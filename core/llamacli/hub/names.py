@@ -107,7 +107,7 @@ def lookup(name: str) -> Reference | Path | None:
 
 
 def _own_model(name: str) -> str | None:
-    """Model of one of the user's own names, which may be that of another; the last of a cycle."""
+    """Model of an own name, through other own names, None for others."""
     own, models = None, aliases()
     while name in models:
         own = name = models.pop(name)

@@ -273,8 +273,6 @@ def _fitting(files: list[str], sizes: Mapping[str, int]) -> list[str]:
 
 
 def _reporting(progress: Callable[[str, int, int], None]) -> type:
-    """Stand-in for tqdm's class that calls a function."""
-
     class Reporting(contextlib.AbstractContextManager["Reporting"]):
         def __init__(self, *_: Any, desc: str = "", total: int | None = None, initial: int = 0, **__: Any):
             self.desc, self.total, self.n = desc, total, initial

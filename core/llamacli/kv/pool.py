@@ -167,7 +167,6 @@ class Pages:
         return slab, slab.free[-1] if slab.free else slab.base + slab.fresh * self._stride
 
     def _assign(self, slab: _Slab, page: int, table: Table, i: int) -> None:
-        """Put a free page into slot i, replacing a shared one."""
         before = int(table[i])
         if before:
             self.ref_counts[before] -= 1

@@ -165,7 +165,6 @@ class PrefixIndex:
 
 
 def _held_pages(sequences: Sequence[KVSequence], group: int) -> Iterator[tuple[int, int]]:
-    """Pages of a group that sequences hold, and how many hold each."""
     held = [sequence.held_pages(group) for sequence in sequences]
     if held:
         pages, counts = np.unique(np.concatenate(held), return_counts=True)

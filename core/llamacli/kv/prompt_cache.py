@@ -185,7 +185,6 @@ class PromptCache:
         return None
 
     def _drop_prefixes_of(self, path: Path, sequence: KVSequence) -> None:
-        """Delete files with beginnings of a new one's text."""
         layout = sequence.pool.layout
         if layout.recurrent or layout.has_windows:
             return

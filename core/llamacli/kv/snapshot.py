@@ -200,7 +200,6 @@ def _describe(pool: KVPool) -> dict[str, Any]:
 
 
 def _n_pages(group: Group, n_tokens: int) -> int:
-    """Number of pages of a sequence: of cells, or of recurrent states."""
     return min(n_tokens, 1) if group.recurrent else -(-n_tokens // PAGE)
 
 

@@ -66,9 +66,9 @@ class MediaEncoder(Architecture):
     """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
 
     def configure_file(self, file: ModelFile) -> Any:
-        """Hyperparameters of a file, by default those of `configure`.
+        """Hyperparameters of a file, by default from `configure`.
 
-        For encoders that need what only the tensors tell.
+        For encoders whose hyperparameters are seen in the tensors only.
         """
         return self.configure(file.metadata)
 
@@ -76,7 +76,7 @@ class MediaEncoder(Architecture):
     def layout(self, pixels: Pixels, config: Any) -> list[str | Pixels]:
         """Text and tiles of a picture, in order.
 
-        `pixels` are a picture, uint8 [height, width, 3]; so is each tile, whose sides are those of the encoder. Special
+        `pixels` are a picture, uint8 [height, width, 3]; so is each tile, as large as the encoder reads. Special
         tokens in the text are parsed.
         """
 
@@ -94,8 +94,8 @@ class Tile:
     """A tile of a picture; equal if the rows of embeddings are.
 
     `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels` are None in
-    one that was evaluated by another process. `grid`, its rows and columns of tokens, is that of M-RoPE, else None;
-    then `ids` are those at position 0.
+    one that was evaluated by another process. `grid` are its rows and columns of tokens for M-RoPE, with `ids` at
+    position 0, else None.
     """
 
     key: bytes
@@ -134,8 +134,9 @@ class LoadedEncoder:
     """A media encoder with the weights of its file. Made by `compile_encoder`.
 
     - `name`: the model's name in its file, or the file's name; `projector`: its `clip.projector_type`.
-    - `n_embd`: the width of its rows, those of deepstack included; `is_bidirectional`: see `MediaEncoder`.
-    - `config`, `metadata`: its hyperparameters, and every key of its file; `identity` is that of the file and the mode.
+    - `n_embd`: the width of its rows, with deepstack's; `is_bidirectional`: see `MediaEncoder`.
+    - `config`, `metadata`: its hyperparameters, and every key of its file; `identity` is the digest of the file and the
+      mode.
 
     Rows of pictures that were encoded last are kept. Usable from several threads at once.
     """
@@ -171,7 +172,7 @@ class LoadedEncoder:
     def layout_of_file(self, source: bytes) -> list[str | Tile]:
         """Text and tiles of the picture in a file's bytes.
 
-        Those of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
+        Layouts of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
         """
         key = hashlib.blake2b(source, digest_size=32).digest()
         with self._lock:
@@ -213,7 +214,7 @@ class LoadedEncoder:
     def encode(self, tile: Tile) -> Rows:
         """Rows of embeddings of a tile, float32 [n, n_embd], read-only.
 
-        Those of tiles encoded before are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
+        Rows of earlier tiles are kept, up to `KEPT_BYTES`. Raises ClosedError, MemoryError.
         """
         pieces = self.encode_in_pieces(tile)
         while True:
@@ -226,7 +227,7 @@ class LoadedEncoder:
     def encode_in_pieces(self, tile: Tile) -> Generator[None, None, Rows]:
         """Encode a tile in short pieces, after each of which it yields.
 
-        The rows are the generator's return value, those of `encode`. Another thread that encodes waits until it has
+        The generator's return value are the rows, as of `encode`. Another thread that encodes waits until it has
         ended or is closed.
         """
         with self._running:
@@ -426,7 +427,6 @@ def _mmproj_files(path: Path) -> list[Path]:
 
 
 def _projectors(blob: Path) -> list[Path]:
-    """Projectors of the ollama manifests whose model is this blob."""
     found = set()
     for manifest in (blob.parents[1] / "manifests").rglob("*"):
         try:

@@ -86,10 +86,7 @@ class Attention(Op):
         return self.alibi is not None or self.bias is not None
 
     def compute(self, run: Run) -> Array:
-        """See Op.
-
-        Each query attends to the cells of its sequence up to its own.
-        """
+        # Each query attends to the cells of its sequence up to its own.
         state, n_past = run.states[self.layer], run.start + run.n
         keys, values = run.sequence.read(self.layer, n_past)
         n_before, n_after = self._reach(state.window)

@@ -24,15 +24,12 @@ class AxisPositions(Op):
 
     @property
     def n_components(self) -> int:
-        """See Op."""
         return N_COMPONENTS
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return _looked_up(run[self.table], run.span)
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy copies the rows, once a picture."""
         table, out = to.vector(self.table)[:, : self.out.width], f32(self.out)
 
         def look_up(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:

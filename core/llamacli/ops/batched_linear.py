@@ -47,10 +47,7 @@ class BatchedLinear(Op):
         return (out + run[self.bias] if self.bias else out).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op.
-
-        Matrix kernels read and write whole blocks of activations, so heads of other widths are copied to some.
-        """
+        # Matrix kernels read and write whole blocks of activations, so heads of other widths are copied to some.
         n_heads, n_out, n_in = self.weight.shape
         x, out = f32(self.x), f32(self.out)
         if n_heads == 1:

@@ -26,15 +26,12 @@ class ClassToken(Op):
 
     @property
     def n_components(self) -> int:
-        """See Op."""
         return N_COMPONENTS
 
     def compute(self, run: Run) -> Array:
-        """See Op."""
         return np.where(_is_behind(run.span)[:, None], run[self.embedding].reshape(-1), run[self.x])
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy copies the rows, once a picture."""
         embedding, x, out = to.vector(self.embedding).reshape(-1)[: self.out.width], f32(self.x), f32(self.out)
 
         def place(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:

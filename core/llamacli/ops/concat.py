@@ -42,10 +42,7 @@ class Concat(Op):
         lower_heads(to, self.n_heads, self.out, a, b)
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """See Op.
-
-        Each part is shifted by itself: shifts of a part keep its length, and so that of the whole head.
-        """
+        # Each part is shifted by itself: shifts of a part keep its length, and so that of the whole head.
         if keys.shape[1] != sum(self.of):
             return None
         a, b = np.split(keys, [self.of[0]], 1)

@@ -34,7 +34,6 @@ class GridPositions(Op):
         return self._resized(run[self.table], run.span)
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy resizes the grid, once a picture."""
         table, out = to.vector(self.table)[:, : self.out.width], f32(self.out)
 
         def resize(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:

@@ -32,10 +32,7 @@ class Linear(Op):
     changes: LowRanks = ()
 
     def matrices(self) -> list[Tensor]:
-        """See Op.
-
-        A weight of one row is a vector, which modes q8 and q4 do not round.
-        """
+        # A weight of one row is a vector, which modes q8 and q4 do not round.
         weights = [self.weight] if len(self.weight.shape) > 1 else []
         return weights + [tensor for change in self.changes for tensor in (change.a, change.b)]
 

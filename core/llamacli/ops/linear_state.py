@@ -55,10 +55,7 @@ class LinearState(StateOp):
         return self.v.width // self.n_head
 
     def advance(self, run: Run, first: int, last: int, state: Floats) -> tuple[Array, Floats]:
-        """See StateOp.
-
-        The state is rounded to float32 after each token, as a sequence keeps it.
-        """
+        # The state is rounded to float32 after each token, as a sequence keeps it.
         n, rows, heads = last - first, slice(first, last), np.arange(self.n_head)
         shared = heads % self.n_head_k if self.tiled else heads // (self.n_head // self.n_head_k)
         r, k = (run[x][rows].reshape(n, self.n_head_k, self.d_k)[:, shared] for x in (self.r, self.k))

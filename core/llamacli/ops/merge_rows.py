@@ -40,7 +40,6 @@ class MergeRows(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy moves the rows, once a picture."""
         x, out = f32(self.x), f32(self.out)
 
         def merge(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:

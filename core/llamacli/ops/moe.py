@@ -160,10 +160,7 @@ class MoE(Op):
         return [self.router]
 
     def compute(self, run: Run) -> Array:
-        """See Op.
-
-        Each token's experts are summed in the order of their probabilities.
-        """
+        # Each token's experts are summed in the order of their probabilities.
         x, out = run[self.x], np.zeros((run.n, self.out.width))
         weights = {tensor: run[tensor] for tensor in self.tensors()}
 
@@ -191,10 +188,7 @@ class MoE(Op):
         return out
 
     def lower(self, to: Lowering) -> None:
-        """See Op.
-
-        Steps choose experts, sort the work by expert, compute each expert's rows in one product, and combine.
-        """
+        # Steps choose experts, sort the work by expert, compute each expert's rows in one product, and combine.
         from llamacli.kernels import experts
 
         n_expert, n_ff, _ = self.up.weight.shape
@@ -297,7 +291,6 @@ class MoE(Op):
     def _multiply(
         self, to: Lowering, x: Slot, expert: Expert, out: Slot, starts: Slot, bias: Tensor | None = None
     ) -> None:
-        """Append the steps of each expert's product, with its low-rank changes."""
         lower_linear(to, x, expert.weight, out, bias, starts=starts)
         for change in expert.changes:
             lower_low_rank(to, x, change, out, starts, Slot((self, "rows"), "int64", self.routing.n_used))

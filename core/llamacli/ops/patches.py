@@ -22,7 +22,6 @@ class Patches(Op):
         return _given(run.span, self.out.width).astype(np.float64)
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy copies the rows, once a picture."""
         out = f32(self.out)
 
         def copy(rows: HostRows, at: Callable[[Slot], Buffer]) -> None:

@@ -47,11 +47,8 @@ class RmsNorm(Op):
         lower_norm(to, rms_norm_kernel(), self.x, self.out, self.weight, self.bias, self.eps, self.head_dim)
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """See Op.
-
-        Shifts the values that the weight multiplies: RoPE does not change the mean square, and the weight is divided
-        out before and multiplied in after.
-        """
+        # Shifts the values that the weight multiplies: RoPE does not change the mean square, and the weight is
+        # divided out before and multiplied in after.
         if self.bias or keys.shape[1] != self.head_dim or shift.is_normed:
             return None
         weight = shift.weight(self.weight)[..., : self.head_dim, None] if self.weight else np.float32(1)

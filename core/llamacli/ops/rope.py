@@ -242,10 +242,7 @@ class Rotate(Op):
         )
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """See Op.
-
-        Keys are rotated back by the distance; the magnitude that RoPE gave them is kept.
-        """
+        # Keys are rotated back by the distance; the magnitude that RoPE gave them is kept.
         if shift.of(self.x, keys, shift.is_normed) is not keys:
             return None
         tensor = self._factors(shift.seq_len)
@@ -274,10 +271,7 @@ class Rotate(Op):
         return heads
 
     def lower(self, to: Lowering) -> None:
-        """See Op.
-
-        The tables of cosines and sines are shared by all steps of one variant.
-        """
+        # The tables of cosines and sines are shared by all steps of one variant.
         rope, x, out = self.rope, f32(self.x), f32(self.out)
         first_step, second = (2, 1) if rope.interleaved else (1, rope.n_dims // 2)
         made = to.maker(x)

@@ -26,10 +26,7 @@ class Scale(Lanewise):
         return x * factor
 
     def shift_keys(self, keys: Keys, shift: KeyShift) -> Keys | None:
-        """See Op.
-
-        Shifts the input: RoPE is linear, so scaling before and after it is the same.
-        """
+        # Shifts the input: RoPE is linear, so scaling before and after it is the same.
         return shift.of(self.x, keys, shift.is_normed)
 
     @classmethod

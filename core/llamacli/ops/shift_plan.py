@@ -81,7 +81,6 @@ class ShiftPlan:
         return shifted
 
     def _upstream(self, values: list[Value]) -> set[Op]:
-        """Ops through which these values depend on positions."""
         found, pending = set[Op](), list(values)
         while pending:
             value = pending.pop()

@@ -21,10 +21,7 @@ class Softcap(Lanewise):
     cap: float
 
     def formula(self, v: Vocabulary, x: Any, cap: Any) -> Any:
-        """See Lanewise.
-
-        tanh(x) = 1 - 2 / (e^2x + 1), rounded in the same order as in attention.
-        """
+        # tanh(x) = 1 - 2 / (e^2x + 1), rounded in the same order as in attention.
         return cap * (1.0 - 2.0 / (v.exp(x * (2.0 / cap)) + 1.0))
 
     @classmethod

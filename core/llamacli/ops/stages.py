@@ -25,7 +25,6 @@ class Sent(Op):
         return np.concatenate([np.empty((run.n, 0)), *(run[value] for value in self.values)], 1)
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy copies the rows."""
         out, values = f32(self.out), [f32(value) for value in self.values]
 
         def copy(rows: HostRows, at: Callable[[Slot], Array]) -> None:
@@ -48,7 +47,6 @@ class Received(Op):
         return run.hidden[:, self.first : self.first + self.out.width]
 
     def lower(self, to: Lowering) -> None:
-        """See Op; NumPy copies the rows."""
         out, columns = f32(self.out), slice(self.first, self.first + self.out.width)
 
         def copy(rows: HostRows, at: Callable[[Slot], Array]) -> None:

@@ -256,7 +256,6 @@ class Candidates:
             raise PluginError(f"sampler {sampler} left logits that are {left}, not float32 [{len(self)}]")
 
     def _checked(self, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Validate an array, or a list, for the kernels, which check nothing."""
         array = np.asarray(array)
         if array.shape != (len(self),) or array.dtype != dtype:
             raise InvalidRequestError(

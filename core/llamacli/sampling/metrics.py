@@ -51,7 +51,6 @@ def _finite(logits: Logits) -> Logits:
 
 
 def _unit(base: float) -> float:
-    """Nats per unit of information of this base."""
     if not is_real(base) or not 1 < base < math.inf:
         raise InvalidRequestError(f"base = {base!r} is not a number above 1")
     return math.log(base)

@@ -172,7 +172,6 @@ class CacheMemory:
         self.prefixes.forget(KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters), [*tokens])
 
     def _context_bytes(self, n_tokens: int) -> int:
-        """Bytes of a context: the model's cache and that of a drafter."""
         return sum(layout.n_bytes(n_tokens) for layout in self._layouts)
 
     def _largest(self, n_ctx: int, limit: int) -> int:

@@ -394,7 +394,6 @@ class LocalEngine:
         self._fail_all(ShuttingDownError("the server is shutting down"))
 
     def _step(self, loaded: LoadedModel, busy: Sequence[LoadedModel]) -> None:
-        """Run a step of a model."""
         # A model that was idle has no claim on the time that others used meanwhile.
         floor = min((one.used for one in busy if one.scheduler.n_running), default=loaded.used)
         started = time.monotonic()
@@ -457,7 +456,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _deliver(events: Sequence[tuple[RequestState, Event]]) -> None:
-    """Hand events to their streams, with one call for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, dict[EventStream, list[Event]]] = collections.defaultdict(dict)
     for state, event in events:
         target: _Target = state.target

@@ -164,7 +164,6 @@ class Lifecycle:
             self._close(request)
 
     def _close(self, request: RequestState, *, keep: bool = True) -> None:
-        """Remove all that is left of a request."""
         request.closed = True
         for sequence in [sequence for sequence in self._running if sequence.request is request]:
             self._running.leave(sequence, keep=keep)

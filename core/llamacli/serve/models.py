@@ -169,7 +169,6 @@ def weight_bytes(source: ModelSource) -> int:
 
 
 def _sizes(path: Path) -> Iterable[int]:
-    """Sizes of a model's parts, or of a folder's tensors."""
     found = _PART.fullmatch(path.name)
     if path.is_dir():
         parts = [*path.glob("*.safetensors")]

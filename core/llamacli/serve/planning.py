@@ -184,7 +184,6 @@ class Planner:
         return min(N_BATCH - 1, int(self._credit_s / per_row + 1e-9))
 
     def _spend(self, n: int) -> int:
-        """Count rows of a step that background sequences have."""
         self._credit_s -= n * max(0.0, self._cost.per_row)
         return n
 

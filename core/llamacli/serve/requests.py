@@ -42,7 +42,7 @@ class ReplyFormat:
     """Format of a chat reply: its ends and its syntax.
 
     - `syntax`, `prompt`, `tools`: the reader of the reply is `syntax.reader(prompt, tools=tools)`, with `prompt` the
-      rendered text and `tools` those of the request.
+      rendered text and `tools` the request's.
     - `begun`: text of the reply that follows the rendered text in the prompt.
     - `markers`: special tokens that the reader sees as text.
     - `end_ids`: tokens that end the reply besides the file's own.
@@ -68,11 +68,11 @@ class GenerationRequest:
     - `id`: for the log.
     - `model`: name of the model.
     - `prompts`: token ids of each, at least one prompt of at least one token; negative numbers are content keys.
-    - `contents`: what the content keys stand for (embeddings); None if all are ids.
-    - `tiles`: tiles of pictures by content key, each with the index of the row: the scheduler encodes those that are
-      in no cache, in the place of the rows in `contents`.
-    - `params`: sampling parameters. Give those with a grammar as a chain that a pool's thread has built
-      (`llamacli.sampling.build_chain`), because `Engine.submit` builds other ones at once. `n_probs` above 0 asks
+    - `contents`: the embeddings of the content keys; None if all are ids.
+    - `tiles`: tiles of pictures by content key, each with the index of the row: the scheduler encodes a
+      tile that is in no cache, in the place of the rows in `contents`.
+    - `params`: sampling parameters. Give a grammar as a chain that a pool's thread has built
+      (`llamacli.sampling.build_chain`), because `Engine.submit` builds other chains at once. `n_probs` above 0 asks
       for the tokens in `TextDelta`.
     - `seed`: of choice 0; others draw from seeds derived of it.
     - `max_tokens`: maximum tokens of each text, None for the rest of the context; 0 evaluates the prompt only.
@@ -88,7 +88,7 @@ class GenerationRequest:
     - `reply`: format of a chat reply; None leaves the text whole.
     - `prompt_logprobs`: number of most probable tokens to report at each token of the prompts, None for no report.
     - `progress`: send `PromptProgress`. `timed`: send `TokenTimings`.
-    - `key`: the API key, or what else separates clients: keys take turns.
+    - `key`: the API key, or another mark of a client: keys take turns.
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     - `slot`: number under which the text can be saved, restored and erased, None for none.
     - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
@@ -174,8 +174,8 @@ class PromptProgress:
 class TextDelta:
     """Text of a choice that follows the text sent before.
 
-    Characters and stop strings that are not certain yet are held back. `tokens`, where `n_probs` asks for them, are
-    those that begin in the text; tokens without text follow at the reply's end. Reasoning has none, nor have the
+    Characters and stop strings that are not certain yet are held back. `tokens`, where `n_probs` asks for them, begin
+    in the text; tokens without text follow at the reply's end. Reasoning has none, nor have the
     markers, white space and calls that are not part of a reply's text.
     """
 
@@ -244,8 +244,9 @@ class Finished:
 class Usage:
     """Numbers of tokens of a request.
 
-    Those of prompts, of these from the cache; generated ones, of these reasoning. Those that speculative decoding
-    drafted, of these accepted.
+    - `prompt`, `cached`: tokens of prompts; the part of them that came from the cache.
+    - `generated`, `reasoning`: generated tokens; the part of them that is reasoning.
+    - `drafted`, `accepted`: tokens of speculative decoding; the part of them that was accepted.
     """
 
     prompt: int
@@ -369,7 +370,7 @@ class ModelSource:
     model's own multi-token-prediction head. `mmproj` is the file of the encoder of pictures, None for the one beside
     the model. `preset` are defaults of its requests.
 
-    - `n_ctx`, `kv_memory`, `keep_alive`: in the place of the server's settings; None for those.
+    - `n_ctx`, `kv_memory`, `keep_alive`: None for the server's settings.
     - `pinned`: it stays loaded. `stamp`: changes with the file, for sources that are read again.
     - `is_fixed`: False for a model of a folder, presets or the catalogue, which may change or go.
     """
@@ -401,14 +402,14 @@ class ModelInfo:
     - `status`: it can run at once ("loaded"), is being loaded, was unloaded because nobody used it ("sleeping"), or is
       not loaded for another reason. `failure`: the error of its last load, "" if that succeeded.
     - `created`: time of the file's last change, in seconds since 1970.
-    - `n_ctx`: tokens of a context; `n_ctx_train`: those it was trained for.
-    - `n_params`, `n_bytes`: parameters, and bytes of the file; those of the encoder's too once it is loaded.
+    - `n_ctx`: tokens of a context; `n_ctx_train`: the length that it was trained for.
+    - `n_params`, `n_bytes`: parameters, and bytes of the file, of the encoder's file too once that is loaded.
     - `architecture`: `general.architecture`; `file_type`: llama.cpp's name of its types, as in Q4_K_M; "" if unknown.
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.
     - `ranks`: true if it has a classifier head, whose classes are `labels`. `normalized`: its scores are probabilities.
     - `sees`: true if it reads pictures.
-    - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for those of the server alone.
+    - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for the server's alone.
     """
 
     name: str
@@ -473,7 +474,7 @@ class Slots(Protocol):
         """
 
     def erase(self, slot: int) -> int:
-        """Forget a slot, and evict what is cached of its text.
+        """Forget a slot, and evict the cells of its text.
 
         Returns the number of its tokens.
         """
@@ -497,13 +498,13 @@ class Engine(Protocol):
     def add(self, source: ModelSource) -> None:
         """Offer a model from now on.
 
-        It takes the place of one of the same name that was added before.
-        Raises InvalidRequestError if the name is that of a model of the start, NotSupportedError for an engine that has
+        It replaces a model of the same name that was added before.
+        Raises InvalidRequestError for the name of a model of the start, NotSupportedError for an engine that has
         one model.
         """
 
     def offer(self, sources: Sequence[ModelSource]) -> None:
-        """Offer these models, and no others but those of the start.
+        """Offer these models beside the models of the start, and no others.
 
         A model that has changed is loaded anew by the next request for it. Raises NotSupportedError as `add` does.
         """
@@ -524,13 +525,13 @@ class Engine(Protocol):
     def keep_alive(self, name: str, seconds: float | None) -> None:
         """Set the time after which a model that nobody uses is unloaded.
 
-        None is that of the server's settings, below 0 never. Raises UnknownModelError.
+        None is the server's setting, below 0 never. Raises UnknownModelError.
         """
 
     def set_adapters(self, name: str, scales: AdapterScales) -> None:
         """Set the scales of a model's LoRA adapters, for later requests.
 
-        Those that are not listed get the scale 0. Raises UnknownModelError, InvalidRequestError for an unknown id.
+        Adapters that are not listed get the scale 0. Raises UnknownModelError, InvalidRequestError for an unknown id.
         """
 
     def slots(self, name: str) -> Slots:
@@ -558,7 +559,7 @@ class Engine(Protocol):
     async def drain(self, timeout: float) -> None:
         """Shut down: refuse new requests, and fail waiting ones.
 
-        Running ones have `timeout` seconds to end. Those that are still running then fail with ShuttingDownError. A
+        Running ones have `timeout` seconds to end, and then fail with ShuttingDownError. A
         second call with a shorter limit shortens it.
         """
 

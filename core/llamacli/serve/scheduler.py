@@ -401,7 +401,6 @@ class Scheduler:
     # --- evaluation
 
     def _run(self, plan: Sequence[tuple[SequenceState, int]], *, hidden: bool) -> None:
-        """Evaluate chunks of sequences, and go on with each."""
         chunks = [self._chunk(sequence, n) for sequence, n in plan]
         n_rows, started = sum([n for _, n in plan]), self._clock()
         results = evaluate_each(self.model.program_with, chunks, hidden=hidden)
@@ -422,7 +421,6 @@ class Scheduler:
                 self._advance(sequence, n, rows)
 
     def _chunk(self, sequence: SequenceState, n: int) -> Chunk:
-        """The next n tokens of a sequence, drafted ones included."""
         start, n_ahead = len(sequence.cache.tokens), sequence.n_drafted
         reads = not sequence.decodes and n > 1 and n == sequence.n_missing
         keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not sequence.wants_rows else None
@@ -534,7 +532,6 @@ class Scheduler:
                 self._lifecycle.count_accepted(sequence.request)
 
     def _take_slow_draws(self) -> None:
-        """Go on with the sequences whose slow draws have ended."""
         for future in [future for future in self._drawing if future.done()]:
             sequence = self._drawing.pop(future)
             sequence.drawing = False
@@ -571,7 +568,6 @@ class Scheduler:
         return False
 
     def _add_vector_rows(self, sequence: SequenceState, rows: Logits) -> None:
-        """Collect hidden states of an embedding, and pool them at its end."""
         sequence.rows.append(rows)
         if sequence.n_missing:
             return

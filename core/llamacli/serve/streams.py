@@ -76,7 +76,6 @@ class EventStream:
         return self._ended and not self._events
 
     def _add(self, event: Event) -> None:
-        """Append an event, or merge it with one of its kind."""
         if isinstance(event, PromptProgress | TokenTimings):
             for i, other in enumerate(self._events):
                 if type(other) is type(event) and not _is_first(other):

@@ -107,18 +107,15 @@ class ChoiceText(DrawnText[Event]):
         return [*events, self.finished]
 
     def _rest(self) -> str:
-        """Text of an unfinished character that the tokens have begun."""
         return self._decoder.flush() if self._has_bytes else ""
 
     def _read(self, piece: str) -> list[Event]:
-        """Events of decoded text."""
         self._n_decoded += len(piece)
         if self._reader is None:
             return self._content(piece, self._n_content)
         return self._sent(self._reader.locate(self._end_text.feed(piece)))
 
     def _sent(self, found: Iterable[tuple[ReplyEvent, int]]) -> list[Event]:
-        """Events of what the reader has found, up to a stop string."""
         events: list[Event] = []
         for event, start in found:
             if self._stops.found:
@@ -147,7 +144,6 @@ class ChoiceText(DrawnText[Event]):
         return self._delta(self._stops.feed(self._indent.feed(text)))
 
     def _delta(self, text: str) -> list[Event]:
-        """Event of content, with the tokens that begin in it."""
         if not text:
             return []
         self.has_newline |= "\n" in text

@@ -169,7 +169,6 @@ class WorkerLink:
             done.future.set_result(frame.arrays)
 
     def _fail(self, error: StageError) -> None:
-        """Fail all batches that wait, and those to come."""
         with self._lock:
             self._lost = self._lost or error
             waiting = list(self._waiting)

@@ -51,7 +51,6 @@ class _StageOf:
         self.n_bytes = 0
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
-        """See `llamacli.engine.base.Engine`."""
         request, file = self._request, unwatched(file)
         if request.text("graph") != digest_of(graph):
             raise StageError("the plugins of the two processes record different forward passes")

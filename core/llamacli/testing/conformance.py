@@ -123,7 +123,6 @@ def _expect(name: str, holds: npt.NDArray[np.bool_], expected: Rows, actual: Row
 
 
 def _expect_zero_padding(name: str, example: Example, tokens: npt.NDArray[np.int32]) -> None:
-    """Expect zeros as padding of the result's buffer, which another op reads."""
     graph, out = example.graph.with_ops([*example.graph.ops]), example.graph.ops[-1].out
     graph.scale(out, 1.0)
     file = ArrayFile(Path("example"), Metadata({}), example.weights)

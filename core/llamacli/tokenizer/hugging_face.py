@@ -176,7 +176,6 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
 
 
 def _added(text: str, special: bool) -> tuple[str, int]:
-    """Text and type of an added token, user-defined ones with plain spaces."""
     looks_special = (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))
@@ -202,7 +201,6 @@ def _added_tokens(folder: Path, content: Mapping[str, Any]) -> list[tuple[int, s
 
 
 def _named_special(folder: Path) -> set[str]:
-    """Texts that tokenizer_config.json names as special tokens."""
     config = _tokenizer_config(folder)
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
     entries = [config.get(f"{kind}_token") for kind in _SPECIAL]
@@ -332,7 +330,6 @@ def _templated(processor: Mapping[str, Any], settings: dict[str, Any], kinds: li
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> Keys:
-    """Keys of the chat templates, of tokenizer_config.json or chat_template.jinja."""
     template = settings.get("chat_template")
     if "chat_template" not in settings:
         if (path := folder / "chat_template.jinja").is_file():
@@ -404,7 +401,6 @@ def pre_tokenizer(folder: Path, content: Mapping[str, Any], preferred: Sequence[
 
 
 def _split(pieces: list[str], rule: Mapping[str, Any] | None) -> list[str]:
-    """Apply a pre_tokenizer of tokenizer.json to pieces of text."""
     match (rule or {}).get("type"):
         case None:
             return pieces

@@ -244,7 +244,6 @@ def _rows_of(tensor: DumpedTensor, value: OpValues) -> Rows | None:
 
 
 def _difference(value: OpValues, tensor: DumpedTensor) -> float:
-    """Largest difference of the printed numbers, in units of what is tolerated."""
     rows = _rows_of(tensor, value)
     assert rows is not None
     numbers = rows.reshape(-1)[tensor.places]

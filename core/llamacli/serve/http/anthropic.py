@@ -220,7 +220,6 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
 
 
 def _turns(message: Message, path: str) -> list[ChatMessage]:
-    """Messages of a chat for one of blocks."""
     if message.role not in ("user", "assistant", "system"):
         raise BadRequestError(f"{path}.role is {message.role!r}; it must be user or assistant", f"{path}.role")
     if isinstance(message.content, str):
@@ -254,7 +253,6 @@ def _text(content: str | Sequence[Block], path: str) -> str:
 
 
 def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPart]:
-    """Text of blocks, or a list of parts with pictures."""
     if isinstance(content, str) or not any(block.type == "image" for block in content):
         return _text(content, path)
     parts: list[ContentPart] = []
@@ -269,7 +267,6 @@ def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPar
 
 
 def _address(source: Source | None, path: str) -> str:
-    """Address or data URI of a picture."""
     kind = "" if source is None else source.type
     given = None if source is None else {"base64": source.data, "url": source.url}.get(kind)
     if given is None:
@@ -367,7 +364,6 @@ class MessageShapes:
                 yield {"type": "message_stop"}
 
     def _call(self, one: ArgumentsDelta | ToolCallDelta, name: str, text: str) -> Iterator[dict[str, Any]]:
-        """Events of the next text of a call's arguments."""
         if not self._is_open or self._blocks[-1]["type"] != "tool_use":
             yield from self._open(
                 {"type": "tool_use", "id": call_id(self._made.generation, one), "name": name, "input": {}}

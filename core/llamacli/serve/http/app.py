@@ -156,7 +156,6 @@ async def _measure_lag(server: Server) -> None:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    """Response to an unknown path, method or static file."""
     path = request.url.path
     if error.status_code == 405:
         failure: ServeError = MethodError(f"{path} does not take {request.method}")

@@ -128,7 +128,6 @@ class BatchRun:
         return ((number, data) for number, data in enumerate(self._lines(), 1) if data.strip())
 
     def _line(self, number: int, data: bytes, seen: set[str]) -> tuple[Line | None, str, ServeError | None]:
-        """Line and its model, or what is wrong with it."""
         try:
             line = parse_line(number, data, self._endpoint, self._longest)
             if line.custom_id in seen:
@@ -139,7 +138,6 @@ class BatchRun:
         return line, str(line.body.get("model") or ""), None
 
     def _models(self) -> dict[str, int]:
-        """Models of the lines, with numbers of lines."""
         seen: set[str] = set()
         found: dict[str, int] = {}
         for number, data in self._numbered():
@@ -150,7 +148,6 @@ class BatchRun:
     async def _answer(
         self, room: asyncio.Semaphore, number: int, line: Line | None, failure: ServeError | None
     ) -> None:
-        """Answer a line, and store the result."""
         try:
             result: dict[str, Any] = {"id": new_id("batch_req"), "custom_id": line.custom_id if line else None}
             if line is None:

@@ -73,7 +73,6 @@ def _raise_invalid(text: str) -> NoReturn:
 
 
 def _parse_surrogates(data: bytes, reason: Exception) -> Any:
-    """Parse JSON with lone surrogates in its strings."""
     failure = BadRequestError(f"the body is not valid JSON: {reason}", None, "invalid_json")
     if b"\\ud" not in data.lower():
         raise failure from None

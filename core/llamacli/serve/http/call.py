@@ -161,7 +161,6 @@ class Server:
         raise UnknownModelError(f"the model {name!r} does not exist; the server has {known}")
 
     def _described(self, info: ModelInfo) -> ModelInfo:
-        """Add scales of adapters, template and defaults to a fingerprint."""
         scales, template = [scale for _, scale in info.adapter_scales], self.settings.template
         defaults: dict[str, Any] = {**self.settings.sampling, "max_tokens": self.settings.max_tokens}
         if not self.settings.reasoning:
@@ -467,7 +466,6 @@ class Call:
         raise DisconnectedError
 
     def _use(self, kind: str, n_tokens: int) -> None:
-        """Count tokens of the request's key."""
         if self.api_key is not None:
             self.server.keys.use(self.api_key, n_tokens)
             self.server.metrics.count_tokens(self.api_key.name, kind, n_tokens)
@@ -496,7 +494,6 @@ class Call:
             task.cancel()
 
     def _release(self) -> None:
-        """Release the models that this call has pinned."""
         while self._pins:
             self._pins.popitem()[1].release()
 

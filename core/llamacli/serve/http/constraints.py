@@ -108,7 +108,6 @@ def chain(model: Model, params: SamplingParams) -> SamplerChain:
 
 
 def _keep(kept: dict[SamplingParams, SamplerChain], params: SamplingParams, found: SamplerChain) -> None:
-    """Keep a chain as the latest, and drop old ones above MAX_KEPT_BYTES."""
     kept[params] = found
     left = MAX_KEPT_BYTES
     for each in reversed(list(kept)):

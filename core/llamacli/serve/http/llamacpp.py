@@ -362,7 +362,6 @@ def _scores(tokens: Sequence[TokenLogprob], n_top: int, *, drawn: bool = False) 
 
 
 def _selected(found: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Fields by their paths, with those that are missing left out."""
     selected = {}
     for name in names:
         value: Any = msgspec.to_builtins(found)

@@ -97,7 +97,6 @@ def _role(call: Call) -> dict[str, Any]:
 
 
 async def _props(call: Call) -> dict[str, Any]:
-    """Properties, of a model that is loaded now."""
     info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
     settings = call.settings_of(info)
@@ -122,7 +121,6 @@ def _named(info: ModelInfo) -> dict[str, Any]:
 
 
 def _described(one: Parameter) -> dict[str, Any]:
-    """Parameter for the web page, with the field names of JSON Schema."""
     (group,) = (entry.group for entry in SAMPLERS if entry.title == one.sampler)
     kind = "integer" if one.is_integer else "number"
     limits = {"minimum": one.low, "maximum": one.high}
@@ -203,7 +201,6 @@ def version() -> str:
 
 
 def _tokenized(request: TokenizeRequest, model: Model, settings: HttpSettings) -> list[Any]:
-    """Token ids of a request, or objects with their texts."""
     ids = _ids(request, model, settings)
     if not request.with_pieces:
         return ids

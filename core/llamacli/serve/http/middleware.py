@@ -131,7 +131,6 @@ class Cors:
 
 
 def _is_local(origin: str) -> bool:
-    """True for an origin on the loopback."""
     try:
         host = urlsplit(origin).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

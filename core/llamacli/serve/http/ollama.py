@@ -179,7 +179,6 @@ async def version(call: Call) -> None:
 
 
 def _shown(preset: Preset) -> Iterator[tuple[str, Any]]:
-    """Parameters of a preset, by ollama's names."""
     yield from preset.sampling.items()
     yield from (("stop", text) for text in preset.stop)
     yield from (("seed", preset.seed),) if preset.seed is not None else ()

@@ -206,7 +206,6 @@ def _of_modelfile(given: OllamaCreate) -> OllamaCreate:
 
 
 def _origin(call: Call, catalogue: Catalogue, request: OllamaCreate) -> tuple[list[Path], Manifest]:
-    """Files of the model that a request begins with, and its manifest."""
     if request.files:
         blobs = [_blob(catalogue, request.files[name], "files") for name in sorted(request.files)]
         if len(blobs) > 1:
@@ -291,7 +290,6 @@ def _quantized(catalogue: Catalogue, path: Path, kind: str, tell: Tell) -> Path:
 
 
 def _copied(catalogue: Catalogue, path: Path, tell: Tell) -> Path:
-    """Blob of the file of a model of the start."""
     found, done, total = hashlib.sha256(), 0, path.stat().st_size
     with catalogue.new_blob() as blob:
         with path.open("rb") as source, blob.path.open("wb") as file:

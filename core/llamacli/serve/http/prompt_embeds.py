@@ -99,7 +99,6 @@ def _npy(data: bytes) -> npt.NDArray[Any]:
 
 
 def _safetensors(data: bytes) -> npt.NDArray[Any]:
-    """The tensor of a safetensors file of one."""
     n = int.from_bytes(data[:8], "little")
     try:
         if n > min(_MAX_HEADER, len(data) - 8):

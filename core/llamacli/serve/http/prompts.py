@@ -100,7 +100,6 @@ def truncated(ids: list[int], limit: int | None, n_ctx: int) -> list[int]:
 
 
 def _parts(prompt: Mixed) -> list[str | list[int]]:
-    """Texts and runs of ids in a prompt."""
     if isinstance(prompt, str):
         return [prompt]
     parts: list[str | list[int]] = []

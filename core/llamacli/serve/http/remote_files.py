@@ -48,7 +48,6 @@ class _RefusedError(ValueError):
 
 
 def _get(url: str, until: float) -> tuple[str, bytes | None]:
-    """The file, or the target of a redirect."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise _RefusedError("not an address http://HOST/... or https://HOST/...")

@@ -170,7 +170,6 @@ class Caller:
             raise LoadingError("no replica is free", retry_after=_RETRY)
 
     def _result(self, following: asyncio.Future[Hello | list[Event]], one: OpenCall) -> Hello | list[Event]:
-        """Result of an answer, with the exceptions of the cluster in ours."""
         try:
             return following.result()
         except StopAsyncIteration:

@@ -96,12 +96,10 @@ class RayEngine:
     # --- see llamacli.serve.requests.Engine
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """See Engine."""
         info = self._info or unloaded_info(self._source)
         return (attrs.evolve(info, adapters=self._entry.adapters),)
 
     async def pin(self, name: str) -> LocalPin:
-        """See Engine; the model without weights stays as long as this engine."""
         self._expect_name(name)
         if self._info is None:
             future = asyncio.wrap_future(self.load(name))
@@ -117,7 +115,6 @@ class RayEngine:
         return LocalPin(self._model, lambda: None)
 
     def set_adapters(self, name: str, scales: AdapterScales) -> None:
-        """See Engine; for requests to this ingress."""
         self._expect_name(name)
         self._entry.set_adapters(scales)
 
@@ -130,26 +127,21 @@ class RayEngine:
         self._expect_name(name)
 
     def add(self, source: ModelSource) -> None:
-        """See Engine."""
         raise errors.NotSupportedError("servers with --ray have one model")
 
     def offer(self, sources: Sequence[ModelSource]) -> None:
-        """See Engine."""
         raise errors.NotSupportedError("servers with --ray have one model")
 
     def remove(self, name: str) -> None:
-        """See Engine."""
         raise errors.NotSupportedError("servers with --ray have one model")
 
     def slots(self, name: str) -> Slots:
-        """See Engine."""
         raise errors.NotSupportedError("slots are those of a replica: servers with --ray do not save them")
 
     def expect_room(self) -> None:
         """See Engine; only the replicas know their queues."""
 
     def submit(self, request: Request) -> EventStream:
-        """See Engine; refusals of a replica come as the first event, Failed."""
         self._expect_name(request.model)
         if self._draining or self._closed:
             raise errors.ShuttingDownError("the server is shutting down", retry_after=_RETRY)
@@ -174,7 +166,6 @@ class RayEngine:
         return stream
 
     def stats(self) -> EngineStats:
-        """See Engine."""
         if self._draining or self._closed:
             status = "draining"
         else:
@@ -185,7 +176,6 @@ class RayEngine:
         return EngineStats(status, {name: self._view.stats()}, {name: self._view.loads()})
 
     async def drain(self, timeout: float) -> None:
-        """See Engine."""
         self._draining = True
         deadline = time.monotonic() + timeout
         error = errors.ShuttingDownError("the server is shutting down", retry_after=_RETRY)

@@ -75,7 +75,6 @@ def cost_s(hashes: Sequence[bytes], n_tokens: int, load: Load, base_s: float = B
 
 
 def _standing_s(load: Load, base_s: float, row_s: float) -> float:
-    """Part of the cost that is the same for all requests."""
     base_s = base_s if load.base_s is None else load.base_s
     over = max(0, load.running + load.waiting + 1 - load.slots)
     text_s = load.output * (base_s + row_s * load.slots)
@@ -198,7 +197,6 @@ class Fleet:
 
 
 def _with_routed(load: Load, calls: Collection[Routed]) -> Load:
-    """Report with the requests that were sent since."""
     if not calls:
         return load
     blocks = set[bytes]()

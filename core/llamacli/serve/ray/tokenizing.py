@@ -44,7 +44,6 @@ class UnweightedEngine:
     """Engine that reads no weights."""
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
-        """See `llamacli.engine.Engine.compile`."""
         return UnweightedProgram(graph)
 
 

@@ -135,7 +135,6 @@ def _tiny_keys(declarations: Declarations) -> dict[str, Any]:
 
 
 def _n_layer(description: Description) -> int:
-    """Number of layers that shows each kind of block."""
     kinds = [description.names(i) for i in range(description.n_layer)]
     last_new = max((i for i, kind in enumerate(kinds) if kind not in kinds[:i]), default=0)
     intervals = [v for k, v in description.keys.items() if "interval" in k and type(v) is int]

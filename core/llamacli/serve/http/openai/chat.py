@@ -66,7 +66,6 @@ class ChatShapes(Shapes):
                 yield from self._call(event, event.call.name, event.call.text[n_sent:])
 
     def _call(self, event: ArgumentsDelta | ToolCallDelta, name: str, text: str) -> Iterator[dict[str, Any]]:
-        """Chunks of the next text of a call's arguments."""
         key, identifier = (event.index, event.number), call_id(self._generation, event)
         for delta in openai.call_deltas(identifier, event.number, name, text, begins=key not in self._n_sent):
             yield self._chunk(event.index, delta)

@@ -30,7 +30,6 @@ from llamacli.serve.store import new_id
 
 
 def _shown(value: Any) -> Any:
-    """Part of a request as JSON data, for the response."""
     return msgspec.to_builtins(value)
 
 

@@ -222,7 +222,6 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
 
 
 def _content(content: str | list[InputPart] | None, path: str) -> str | list[ContentPart]:
-    """Text of parts, or a list of a chat's parts."""
     if isinstance(content, str) or content is None or not any(part.type == "input_image" for part in content):
         return _text(content, path)
     parts: list[ContentPart] = []
