@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import ArrayFile, Loader, ModelFormatError, PluginError, load_model, loaders
+from llamacli import ArrayFile, Loader, ModelFormatError, PluginError, load_model
 from llamacli.engine import Engine
-from llamacli.errors import OutOfMemoryError
 from llamacli.gguf import Metadata, open_gguf
-from llamacli.loaders import WatchedFile, expect_memory, open_model_file
+from llamacli.loaders import WatchedFile, open_model_file
 from llamacli.plugins import Plugins
 from llamacli.quantization import TensorType
 
@@ -126,32 +125,3 @@ def test_what_is_often_saved_as_a_model_is_named(data: bytes, said: str, tmp_pat
     path.write_bytes(data)
     with pytest.raises(ModelFormatError, match=rf"model\.gguf: {said}"):
         open_model_file(path, [])
-
-
-@pytest.mark.parametrize(
-    ("total", "free", "limit", "said"),
-    [
-        (4 << 30, 3 << 30, None, ""),
-        (4 << 30, 1 << 30, None, "its weights need 2.0 GiB, and 1.0 GiB of 4.0 GiB are free; end other programs"),
-        (1 << 30, 1 << 29, None, "2.0 GiB, and 0.5 GiB of 1.0 GiB are free; take a smaller quantization or model"),
-        (8 << 30, 1 << 30, 1 << 30, "2.0 GiB, and 1.0 GiB of 1.0 GiB are free; take a smaller quantization or model"),
-        (None, None, None, ""),
-    ],
-)
-def test_weights_are_compared_with_the_memory(
-    total: int | None, free: int | None, limit: int | None, said: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(loaders, "system_memory", lambda: None if total is None else (total, free))
-    monkeypatch.setattr(loaders, "available_memory", lambda: free)
-    monkeypatch.setattr(loaders, "memory_limit", lambda: limit)
-    weights = np.broadcast_to(np.float32(0), (1 << 29,))
-    file = ArrayFile(tmp_path / "big.bin", Metadata({}), {"t": weights})
-    if said.endswith("or model"):
-        with pytest.raises(OutOfMemoryError, match=said):
-            expect_memory(file)
-    else:
-        expect_memory(file)
-        assert [record.getMessage().partition("big.bin: ")[2][: len(said)] for record in caplog.records] == [
-            said
-        ] * bool(said)

@@ -51,6 +51,10 @@ class ModelNotFoundError(ModelFormatError, FileNotFoundError):
         return type(self), (self.filename, self.reason)
 
 
+class FileChangedError(ModelFormatError):
+    """A mapped file was cut or changed while it was in use."""
+
+
 class TokenizerError(LlamaCliError, ValueError):
     """A tokenizer cannot be built, or cannot encode or decode."""
 

@@ -13,15 +13,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.errors import ModelFormatError, OutOfMemoryError, plugin_errors
+from llamacli.errors import ModelFormatError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo, is_gguf, open_gguf
 from llamacli.quantization import TensorType
-from llamacli.util.system import available_memory, memory_limit, system_memory
 
 _log = logging.getLogger(__name__)
-
-_SMALL = 64 << 20
-"""Bytes of weights that are not compared with the memory."""
 
 
 class ModelFile(Protocol):
@@ -198,28 +194,3 @@ def identity(file: ModelFile) -> str:
         digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
         file.release(name)
     return digest.hexdigest()
-
-
-def expect_memory(file: ModelFile) -> None:
-    """Check that the weights of a file fit into memory.
-
-    Raises OutOfMemoryError if they exceed that of the machine or this process's limit; a warning says if they exceed
-    the free memory.
-    """
-    asked = sum(info.n_bytes for info in file.tensors.values())
-    if asked < _SMALL:
-        return
-    free = available_memory()
-    memory = system_memory()
-    capacity = min([size for size in (memory and memory[0], memory_limit()) if size], default=None)
-    if free is None or capacity is None:
-        return
-    told = f"{file.path}: its weights need {_gib(asked)}, and {_gib(free)} of {_gib(capacity)} are free"
-    if asked > capacity:
-        raise OutOfMemoryError(asked, free, f"{told}; take a smaller quantization or model")
-    if asked > free:
-        _log.warning("%s; end other programs, or take a smaller quantization", told)
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.1f} GiB"

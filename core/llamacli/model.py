@@ -19,6 +19,7 @@ from llamacli.engine import Engine, LoadMode, Program, Prompts, QuantMode, defau
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.classifier import Classifier
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
+from llamacli.engine.memory import Need, stays_on_disk
 from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.sharing import file_key, find_program, shared_program
 from llamacli.errors import (
@@ -36,7 +37,7 @@ from llamacli.gguf import GGUFFile, Metadata
 from llamacli.graph import Graph
 from llamacli.inputs import Inputs
 from llamacli.kv import CacheStrategy
-from llamacli.loaders import ModelFile, Progress, WatchedFile, expect_memory, identity, open_model_file
+from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -491,17 +492,21 @@ def load_model(
         model_id = identity(file)
         key = (file_key(paths), model_id, mode, prompts, threads, jit_disabled(), architecture) if paths else ()
         program = find_program(key)
-        name = copy_key(paths, model_id, mode) if key and not program else None
         if load == LoadMode.MAP and not key:
             raise InvalidRequestError("load 'map' is for GGUF files, without `engine` and `transform`")
-        if engine is None and program is None and (load == LoadMode.MEMORY or name is None):
-            expect_memory(file)  # else the weights are mapped if they do not fit
-        compiler = engine or default_engine(threads, name, LoadMode(load), prompts)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
             table = architecture.tensors(config)
             weights = table.bind(file)
             graph = trace(architecture, config, weights)
+        compiler = engine
+        if compiler is None:
+            name, mapped = copy_key(paths, model_id, mode) if key and not program else None, False
+            if program is None:
+                can_map = name is not None and not jit_disabled()
+                mapped = stays_on_disk(LoadMode(load), Need.of(graph, file, mode), file.path, can_map=can_map)
+            compiler = default_engine(threads, name, prompts, mapped=mapped)
+        with plugin_errors(f"architecture {architecture.name!r}"):
             head = trace_classifier(architecture, config, weights)
         tokenizer = _tokenizer_of(file.metadata, architecture)
         _check_vocabulary(file, config, tokenizer)
@@ -632,6 +637,22 @@ def _resolve(plugins: Plugins, file: ModelFile) -> Architecture:
             ) from error
         shapes = {name: info.shape for name, info in file.tensors.items()}
         raise UnknownArchitectureError(f"{error}; {describe_parts(file.metadata, shapes)}") from error
+
+
+def need_of(path: str | os.PathLike[str], plugins: Plugins, mode: QuantMode = QuantMode.AUTO) -> Need:
+    """Memory that a model file will need; no weights are read.
+
+    Raises what `load_model` raises for a file that cannot be read or is of no known architecture.
+    """
+    file = open_model_file(path, plugins.loaders())
+    try:
+        architecture = _resolve(plugins, file)
+        with plugin_errors(f"architecture {architecture.name!r}"):
+            config = architecture.configure(file.metadata)
+            graph = trace(architecture, config, architecture.tensors(config).bind(file))
+        return Need.of(graph, file, mode)
+    finally:
+        file.close()
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Tokenizer:

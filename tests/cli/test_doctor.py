@@ -24,6 +24,16 @@ def test_json_output(invoke) -> None:
     assert any("llama" in plugin["architectures"] for plugin in answer["plugins"])
 
 
+@pytest.mark.medium
+def test_memory_of_a_model_comes_first(program, tiny_gguf) -> None:
+    path = tiny_gguf("gqa")
+    result = program("doctor", str(path))
+    assert result.returncode == 0, result.stderr
+    sizes = "weights 304.00 KiB, cache of 4096 tokens 1.00 MiB: both fit into the free memory"
+    assert f"{path}: {sizes}" in result.stderr
+    assert sizes in result.stdout
+
+
 def test_broken_plugin_is_the_first_problem(program, broken_plugin) -> None:
     result = program("doctor")
     assert result.returncode == 0, result.stderr

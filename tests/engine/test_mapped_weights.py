@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import InvalidRequestError, Model, ModelFormatError, load_model
-from llamacli.engine import packed_copies
+from llamacli import InvalidRequestError, Model, load_model
+from llamacli.engine import memory
+from llamacli.engine.packed_copies import folder, writing
+from llamacli.engine.packed_copies.format import read_index
+from llamacli.errors import FileChangedError, OutOfMemoryError
 from llamacli.plugins import Plugins
 
 Load = Callable[..., Model]
@@ -22,7 +25,7 @@ CGROUPS = Path("/sys/fs/cgroup/memory")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folder of copies."""
-    monkeypatch.setattr(packed_copies, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "packed"
 
 
@@ -70,12 +73,12 @@ def test_weights_that_do_not_fit_are_mapped(
 ) -> None:
     load(path, "auto").close()
     assert not cache.exists()
-    monkeypatch.setattr(packed_copies, "available_memory", lambda: 1000)
-    with pytest.raises(InvalidRequestError, match="of memory are free: --load map reads them from disk"):
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    with pytest.raises(OutOfMemoryError, match="MiB are free: --load map reads the weights from disk"):
         load(path, "memory")
     load(path, "auto")
     (message,) = caplog.messages
-    assert "MiB of memory are free: they are read from disk when they are used" in message
+    assert "MiB are free: the weights are read from disk when they are used" in message
     assert len([*cache.iterdir()]) == 1
 
 
@@ -84,8 +87,8 @@ def test_a_refused_load_keeps_the_copy(
 ) -> None:
     load(path).close()
     before = [*cache.iterdir()]
-    monkeypatch.setattr(packed_copies, "available_memory", lambda: 1000)
-    with pytest.raises(InvalidRequestError, match="of memory are free: --load map reads them from disk"):
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    with pytest.raises(OutOfMemoryError, match="MiB are free: --load map reads the weights from disk"):
         load(path, "memory")
     assert [*cache.iterdir()] == before
     assert "is made again" not in caplog.text
@@ -95,12 +98,12 @@ def test_a_changed_expert_is_found_when_it_is_first_used(experts: Path, load: Lo
     with load(experts) as model:
         expected = logits(model)
     (copy,) = cache.iterdir()
-    index = packed_copies._read_index(np.memmap(copy, np.uint8, "r"))
+    index = read_index(np.memmap(copy, np.uint8, "r"))
     entry = next(entry for name, entry in index.tensors.items() if name.startswith("blk.1.ffn_down_exps"))
     with copy.open("r+b") as file:
         file.seek(entry.start)
         file.write(bytes(byte ^ 1 for byte in os.pread(file.fileno(), entry.n_bytes, entry.start)))
-    with load(experts) as model, pytest.raises(ModelFormatError, match=r"the packed copy .* has changed"):
+    with load(experts) as model, pytest.raises(FileChangedError, match=f"{copy} was cut or changed"):
         logits(model)
     assert not copy.exists()
     with load(experts) as model:  # it is made again
@@ -113,7 +116,7 @@ def test_a_changed_matrix_is_found_when_the_model_is_loaded(
     with load(experts) as model:
         expected = logits(model)
     (copy,) = cache.iterdir()
-    index = packed_copies._read_index(np.memmap(copy, np.uint8, "r"))
+    index = read_index(np.memmap(copy, np.uint8, "r"))
     entry = next(entry for name, entry in index.tensors.items() if name.startswith("blk.1.attn_q"))
     with copy.open("r+b") as file:
         file.seek(entry.start)
@@ -121,6 +124,42 @@ def test_a_changed_matrix_is_found_when_the_model_is_loaded(
     with load(experts) as model:
         np.testing.assert_array_equal(logits(model), expected)
     assert "its bytes have changed" in caplog.text
+
+
+@pytest.mark.parametrize("made", ["now", "before"])
+@pytest.mark.parametrize("change", ["cut", "written", "replaced"])
+def test_a_copy_that_is_changed_in_use(
+    change: str, made: str, path: Path, load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it, and the model can be loaded again."""
+    if made == "before":
+        load(path).close()
+    model = load(path)
+    expected = logits(model)
+    (copy,) = cache.iterdir()
+    whole = copy.read_bytes()
+    if change == "cut":
+        os.truncate(copy, 4096)
+    elif change == "written":
+        copy.write_bytes(bytes(len(whole)))
+    else:
+        copy.with_name("other").write_bytes(bytes(len(whole)))
+        copy.with_name("other").replace(copy)
+        np.testing.assert_array_equal(logits(model), expected)
+        return
+    for _ in range(2):
+        with pytest.raises(FileChangedError, match=f"{copy} was cut or changed while it was in use"):
+            logits(model)
+    np.testing.assert_array_equal(logits(load(path)), expected)
+
+
+def test_a_copy_that_is_cut_while_it_is_written(
+    path: Path, load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "checksum", lambda unit: os.truncate(next(cache.iterdir()), 0) or "")
+    with pytest.raises(FileChangedError, match="was cut or changed while it was in use"):
+        load(path)
+    assert [*cache.iterdir()] == []
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_file(
@@ -136,7 +175,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(
 
 
 def test_without_copies_nothing_is_mapped(path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(packed_copies.VARIABLE, "0")
+    monkeypatch.setenv(folder.VARIABLE, "0")
     with pytest.raises(InvalidRequestError, match=r"packed copies are off \(LLAMACLI_PACKED_CACHE\)"):
         load(path)
     with pytest.raises(InvalidRequestError, match="load 'disk' is not one of auto, memory, map"):
@@ -148,11 +187,11 @@ import logging
 import sys
 from pathlib import Path
 import llamacli
-from llamacli.engine import packed_copies
+from llamacli.engine.packed_copies import folder
 
 group, file, cache = map(Path, sys.argv[1:])
 (group / "cgroup.procs").write_text("0")
-packed_copies.cache_folder = lambda: cache
+folder.cache_folder = lambda: cache
 logging.basicConfig()
 with llamacli.load_model(file, threads=1) as model, model.create_session() as session:
     print([token.id for token in session.generate([1, 2, 3], max_tokens=8)])

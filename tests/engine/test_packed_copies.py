@@ -18,8 +18,19 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, Model, load_model
-from llamacli.engine import native, packed_copies
-from llamacli.engine.packed_copies import PackedCopy, copies, finish_copies, limit, remove_copies
+from llamacli.engine import native
+from llamacli.engine.packed_copies import (
+    PackedCopy,
+    copies,
+    finish_copies,
+    folder,
+    limit,
+    open_copy,
+    reading,
+    remove_copies,
+    writing,
+)
+from llamacli.engine.packed_copies.format import DATA_START, PREFIX, checksum
 from llamacli.plugins import Plugins
 from llamacli.util import files
 from test_full_disk import no_file_larger_than
@@ -28,8 +39,8 @@ from test_full_disk import no_file_larger_than
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folder of copies, which has room for small ones."""
-    monkeypatch.setattr(packed_copies, "MIN_BYTES", 1)
-    monkeypatch.setattr(packed_copies, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(writing, "MIN_BYTES", 1)
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "packed"
 
 
@@ -93,15 +104,15 @@ def test_second_start_packs_nothing(logits, packs, cache) -> None:
 @pytest.mark.parametrize("huge", [True, False])
 def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkeypatch) -> None:
     """Pages of 4 KiB would slow generation down."""
-    copied, in_memory = list[int](), packed_copies._in_memory
+    copied, in_memory = list[int](), reading._in_memory
 
     def counted(*arguments):
         copied.append(1)
         return in_memory(*arguments)
 
-    monkeypatch.setattr(packed_copies, "_in_memory", counted)
-    monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
-    monkeypatch.setattr(packed_copies, "huge_share", lambda data: float(huge))
+    monkeypatch.setattr(reading, "_in_memory", counted)
+    monkeypatch.setattr(reading, "huge_pages", lambda: "madvise")
+    monkeypatch.setattr(reading, "huge_share", lambda data: float(huge))
     first = logits()
     packs.clear()
     np.testing.assert_array_equal(logits(), first)
@@ -112,8 +123,8 @@ def test_copy_without_huge_pages_is_read_into_memory(huge, logits, packs, monkey
 @pytest.mark.parametrize(("share", "reads"), [(0.0, False), (0.5, True), (1.0, False)])
 def test_copy_partly_in_huge_pages_is_read_again(share, reads, logits, packs, cache, monkeypatch) -> None:
     advice = list[tuple[int, ...]]()
-    monkeypatch.setattr(packed_copies, "huge_share", lambda data: share)
-    monkeypatch.setattr(packed_copies.os, "posix_fadvise", lambda _, *arguments: advice.append(arguments))
+    monkeypatch.setattr(writing, "huge_share", lambda data: share)
+    monkeypatch.setattr(writing.os, "posix_fadvise", lambda _, *arguments: advice.append(arguments))
     first = logits()
     for thread in threading.enumerate():
         if thread.name == "llamacli-copy":
@@ -127,17 +138,17 @@ def test_copy_partly_in_huge_pages_is_read_again(share, reads, logits, packs, ca
 
 
 def test_copy_that_ends_while_it_is_read(logits, packs, cache, monkeypatch) -> None:
-    monkeypatch.setattr(packed_copies, "huge_pages", lambda: "madvise")
-    monkeypatch.setattr(packed_copies, "huge_share", lambda data: 0.0)
+    monkeypatch.setattr(reading, "huge_pages", lambda: "madvise")
+    monkeypatch.setattr(reading, "huge_share", lambda data: 0.0)
     first, whole = logits(), only(cache).read_bytes()
-    in_memory = packed_copies._in_memory
+    in_memory = reading._in_memory
 
     def cut(*arguments):
-        monkeypatch.setattr(packed_copies, "_in_memory", in_memory)  # an engine that compiles again reads the new copy
+        monkeypatch.setattr(reading, "_in_memory", in_memory)  # an engine that compiles again reads the new copy
         os.truncate(only(cache), len(whole) // 2)
         return in_memory(*arguments)
 
-    monkeypatch.setattr(packed_copies, "_in_memory", cut)
+    monkeypatch.setattr(reading, "_in_memory", cut)
     packs.clear()
     np.testing.assert_array_equal(logits(), first)
     assert packs
@@ -145,8 +156,10 @@ def test_copy_that_ends_while_it_is_read(logits, packs, cache, monkeypatch) -> N
 
 
 def test_models_that_share_weights_open_no_second_copy(path, plugins, logits, monkeypatch) -> None:
-    opened, open_copy = list[str](), packed_copies.open_copy
-    monkeypatch.setattr(native, "open_copy", lambda key, *others: (opened.append(key), open_copy(key, *others))[1])
+    opened = list[str]()
+    monkeypatch.setattr(
+        native, "open_copy", lambda key, *others, **more: (opened.append(key), open_copy(key, *others, **more))[1]
+    )
     expected = logits()
     opened.clear()
     with load_model(path, threads=1, plugins=plugins):
@@ -188,7 +201,7 @@ def test_each_mode_has_its_copy(logits, cache, packs) -> None:
     assert packs == []
 
 
-START = packed_copies._DATA_START
+START = DATA_START
 DAMAGE = {
     "empty": lambda data: b"",
     "start": lambda data: data[:40],
@@ -246,7 +259,7 @@ def test_copy_of_a_file_that_has_changed_is_not_used(path, logits, packs, cache)
 
 def test_copy_of_other_sources_is_not_used(logits, packs, monkeypatch, cache) -> None:
     logits()
-    monkeypatch.setattr(packed_copies, "sources_digest", lambda: "those of another version")
+    monkeypatch.setattr(folder, "sources_digest", lambda: "those of another version")
     packs.clear()
     logits()
     assert packs
@@ -266,13 +279,13 @@ def test_copy_that_others_can_write_is_not_used(writable, logits, packs, cache, 
         assert only(cache).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("function", ["claimed", "_sum"])
+@pytest.mark.parametrize("function", ["claimed", "checksum"])
 def test_failing_write_leaves_nothing(function, logits, cache, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed_copies, function, fail)
+        patch.setattr(writing, function, fail)
         first = logits()
     assert [*cache.iterdir()] == []
     np.testing.assert_array_equal(logits(), first)
@@ -288,10 +301,10 @@ def test_model_that_is_closed_early_leaves_no_copy(path, plugins, cache, monkeyp
         model.close()
         return write(target)
 
-    monkeypatch.setattr(packed_copies._Writer, "start", lambda writer: waiting.append(writer))
-    waiting: list[packed_copies._Writer] = []
+    monkeypatch.setattr(writing._Writer, "start", lambda writer: waiting.append(writer))
+    waiting: list[writing._Writer] = []
     model = load_model(path, threads=1, plugins=plugins)
-    monkeypatch.setattr(packed_copies, "claimed", slow)
+    monkeypatch.setattr(writing, "claimed", slow)
     waiting[0].save()
     assert entered
     assert [*cache.iterdir()] == []
@@ -321,16 +334,16 @@ def test_one_process_writes_a_copy(cache) -> None:
 def test_oldest_copies_make_room(logits, path, cache, monkeypatch) -> None:
     logits()
     size = only(cache).stat().st_size
-    for name, age in (("old", 300), ("older", 600), ("unused", packed_copies.UNUSED_S + 60)):
+    for name, age in (("old", 300), ("older", 600), ("unused", folder.UNUSED_S + 60)):
         (cache / f"{name}.packed").write_bytes(bytes(size))
         os.utime(cache / f"{name}.packed", (time.time() - age,) * 2)
     os.utime(path)
-    monkeypatch.setenv(packed_copies.VARIABLE, str(3 * size))
+    monkeypatch.setenv(folder.VARIABLE, str(3 * size))
     logits()
     names = {copy.path.stem for copy in copies()}
     assert len(names) == 3
     assert "old" in names
-    monkeypatch.setenv(packed_copies.VARIABLE, str(size // 2))
+    monkeypatch.setenv(folder.VARIABLE, str(size // 2))
     os.utime(path)
     logits()
     assert {copy.path.stem for copy in copies()} == names, "a copy above the limit removes no other"
@@ -363,20 +376,20 @@ def test_copies_are_listed_and_removed(logits, path, cache) -> None:
 
 
 def test_no_copies_with_a_limit_of_zero(logits, cache, monkeypatch) -> None:
-    monkeypatch.setenv(packed_copies.VARIABLE, "0")
+    monkeypatch.setenv(folder.VARIABLE, "0")
     logits()
     assert not cache.exists()
 
 
 @pytest.mark.parametrize(("text", "n_bytes"), [("0", 0), ("500m", 500 << 20), ("20G", 20 << 30), ("1T", 1 << 40)])
 def test_limit(text: str, n_bytes: int, monkeypatch) -> None:
-    monkeypatch.setenv(packed_copies.VARIABLE, text)
+    monkeypatch.setenv(folder.VARIABLE, text)
     assert limit() == n_bytes
 
 
 @pytest.mark.parametrize("text", ["-1", "much", "1.5G", "G"])
 def test_limit_that_is_no_size(text: str, monkeypatch) -> None:
-    monkeypatch.setenv(packed_copies.VARIABLE, text)
+    monkeypatch.setenv(folder.VARIABLE, text)
     with pytest.raises(InvalidRequestError, match="is not a size such as 500M, 20G or 0"):
         limit()
 
@@ -394,29 +407,29 @@ def test_copy_gives_whole_tensors_only() -> None:
 @pytest.mark.parametrize("n", [0, 7, 8 * 2039, 100_003])
 def test_sum_sees_each_byte(n: int) -> None:
     data = np.random.default_rng(n).integers(0, 256, n, np.uint8)
-    before = packed_copies._sum(data)
+    before = checksum(data)
     for at in range(0, n, max(1, n // 50)):
         data[at] ^= 1 << at % 8
-        assert packed_copies._sum(data) != before
+        assert checksum(data) != before
         data[at] ^= 1 << at % 8
-    assert packed_copies._sum(data) == before
+    assert checksum(data) == before
 
 
 KILLED = """
 import os, sys, threading, time
 sys.path[:0] = sys.argv[3].split(os.pathsep)
 from pathlib import Path
-from llamacli.engine import packed_copies
-packed_copies.MIN_BYTES = 1
-packed_copies.cache_folder = lambda: Path(sys.argv[2])
+from llamacli.engine.packed_copies import finish_copies, folder, save_copy, writing
+writing.MIN_BYTES = 1
+folder.cache_folder = lambda: Path(sys.argv[2])
 import numpy as np
 from llamacli.kernels.matrix import Matrix
 matrices = {str(i): Matrix(None, np.full((1, 1, 1, 1 << 22), i, np.uint8), (1, 1), None) for i in range(8)}
 print("ready", flush=True)
 sys.stdin.readline()
-packed_copies.save_copy(sys.argv[1], Path("model"), matrices)
+save_copy(sys.argv[1], Path("model"), matrices)
 print("started", flush=True)
-packed_copies.finish_copies(60)
+finish_copies(60)
 """
 
 
@@ -439,7 +452,7 @@ def test_killed_writers_leave_whole_copies_or_none(cache) -> None:
             if delay is not None:
                 one.kill()
             one.communicate()
-        copy = packed_copies.open_copy("key")
+        copy = open_copy("key")
         seen.add(copy is not None)
         for number in range(8) if copy else ():
             assert (copy.get(str(number), (1, 1, 1, 1 << 22)) == number).all()
@@ -453,7 +466,7 @@ def test_index_that_points_outside_is_refused(logits, cache, packs) -> None:
     logits()
     copy = only(cache)
     data = copy.read_bytes()
-    _, _, start, _ = packed_copies._PREFIX.unpack_from(data)
+    _, _, start, _ = PREFIX.unpack_from(data)
     index = json.loads(data[start:])
     name = next(iter(index["tensors"]))
     changes: list[dict[str, object]] = [
@@ -472,7 +485,7 @@ def test_index_that_points_outside_is_refused(logits, cache, packs) -> None:
 
 def reindexed(data: bytes, index: object) -> bytes:
     """Copy with another index and a right checksum of it."""
-    magic, _, start, _ = packed_copies._PREFIX.unpack_from(data)
+    magic, _, start, _ = PREFIX.unpack_from(data)
     text = json.dumps(index).encode()
-    prefix = packed_copies._PREFIX.pack(magic, hashlib.sha256(text).digest(), start, len(text))
+    prefix = PREFIX.pack(magic, hashlib.sha256(text).digest(), start, len(text))
     return prefix + data[len(prefix) : start] + text

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli import load_model
-from llamacli.engine import native, packed_copies, placement
+from llamacli.engine import native, placement
+from llamacli.engine.packed_copies import finish_copies, folder, reading, writing
 from llamacli.engine.placement import page_threads, place
 from llamacli.kernels import team
 from llamacli.util.memory import anonymous
@@ -99,14 +100,14 @@ def test_pages_are_committed_by_bound_threads_only(bound: bool, monkeypatch) -> 
 @linux
 def test_a_model_on_two_nodes_gives_the_same_bits(tiny_gguf, plugins, monkeypatch, tmp_path) -> None:
     """Packed by itself, and read from a packed copy."""
-    monkeypatch.setattr(packed_copies, "MIN_BYTES", 1)
-    monkeypatch.setattr(packed_copies, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(writing, "MIN_BYTES", 1)
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path)
     placed, copied = list[int](), list[int]()
-    in_memory, touch = packed_copies._in_memory, placement._touch
+    in_memory, touch = reading._in_memory, placement._touch
 
     def some_logits(n_threads: int) -> np.ndarray:
         with load_model(tiny_gguf("moe_8_2", type="Q8_0"), threads=n_threads, plugins=plugins) as model:
-            packed_copies.finish_copies()
+            finish_copies()
             with model.create_session(reuse=False) as session:
                 session.eval([1, 2, 3, 4, 5])
                 return session.logits.copy()
@@ -116,10 +117,10 @@ def test_a_model_on_two_nodes_gives_the_same_bits(tiny_gguf, plugins, monkeypatc
     monkeypatch.setattr(native, "_teams", {})
     monkeypatch.setattr(placement, "_HUGE", 4096)
     monkeypatch.setattr(placement, "_touch", lambda *args: (placed.append(args[1].number), touch(*args)))
-    monkeypatch.setattr(packed_copies, "_in_memory", lambda *args: (copied.append(1), in_memory(*args))[1])
+    monkeypatch.setattr(reading, "_in_memory", lambda *args: (copied.append(1), in_memory(*args))[1])
     for limit in ("0", ""):
         placed.clear()
-        monkeypatch.setenv(packed_copies.VARIABLE, limit)
+        monkeypatch.setenv(folder.VARIABLE, limit)
         np.testing.assert_array_equal(some_logits(4), expected)
         assert (set(placed), bool(copied)) == ({0, 1}, not limit)
     native._teams[4].close()

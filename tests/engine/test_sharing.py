@@ -71,7 +71,7 @@ def test_file_that_has_changed_is_loaded_again(path: Path, plugins: Plugins) -> 
 
 def test_threads_that_load_together_get_one_program() -> None:
     class Compiled:
-        pass
+        is_whole = True
 
     both, found = threading.Barrier(2), []
 

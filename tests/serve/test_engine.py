@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +18,7 @@ import pytest
 
 import llamacli
 from llamacli import Model, load_model
+from llamacli.engine.packed_copies import folder
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import planning, running
@@ -646,3 +649,29 @@ def test_models_are_added_and_removed_while_the_server_runs(demo: Model, tmp_pat
             engine.remove("added")
 
     run(demo, use, models_max=2)
+
+
+def test_a_model_whose_file_was_cut_is_loaded_again(demo, tmp_path, monkeypatch, caplog) -> None:
+    """Its requests end with an error, those that follow are served."""
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path)
+
+    async def use(engine: LocalEngine) -> None:
+        await loaded(engine, "demo")
+        before = result(await events_of(engine, request(demo, "a")))
+        (copy,) = (tmp_path / "packed").iterdir()
+        pin = await engine.pin("demo")  # a call that still needs the model that is lost
+        os.truncate(copy, 4096)
+        failed = (await events_of(engine, request(demo, "b")))[-1]
+        assert isinstance(failed, Failed)
+        assert str(failed.error) == "the file of the model's weights has changed: try again"
+        await loaded(engine, "demo")
+        assert result(await events_of(engine, request(demo, "c"))) == before
+        assert [one.name for one in engine.models()] == ["demo"]
+        assert not pin.model.closed
+        pin.release()
+        while not pin.model.closed:
+            await asyncio.sleep(0.01)
+
+    file = shutil.copy(DEMO, tmp_path)  # no other model shares its weights
+    run(demo, use, (ModelSource("demo", Path(file)),), load=load_model, load_mode="map")
+    assert f"the model 'demo' is loaded again: {tmp_path}/packed/" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 from llamacli.ops.rms_norm import rms_norm_kernel
 from llamacli.plugins import PluginInfo
 from llamacli.tools import doctor
-from llamacli.tools.doctor import Cpu, KernelCache, Memory, Report, Trial, examine, try_model
+from llamacli.tools.doctor import Cpu, KernelCache, Memory, Plan, Report, Trial, examine, try_model
 from llamacli.util import system
 from llamacli.util.system import Cores
 
@@ -48,6 +48,7 @@ def kernels(**changes: object) -> dict[str, KernelCache]:
             "verb V of p: no kernel, so NumPy takes 75% of the time",
             "docs/plugins.md",
         ),
+        ({"plan": Plan("m.gguf", 9, 1, False)}, "m.gguf does not fit the free memory", "smaller quantization"),
         ({"jit_disabled": True}, "NUMBA_DISABLE_JIT is set", "unset NUMBA_DISABLE_JIT"),
         (kernels(n_compiled=3), "47 of 50 kernels are not compiled", "llamacli warmup"),
         (kernels(writable=False), "/cache is not writable", "set LLAMACLI_CACHE"),

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacli.cli.command import Command, output_option
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, global_options
-from llamacli.cli.output import human_bytes, print_field, print_json
+from llamacli.cli.output import human_bytes, note, print_field, print_json
 from llamacli.cli.progress import bar, load
 from llamacli.errors import LlamaCliError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamacli.tools.doctor import Report
+    from llamacli.tools.doctor import Plan, Report
+
+_PLACES = {
+    True: "both fit into the free memory",
+    False: "the weights are read from disk when they are used, as they do not fit",
+    None: "the free memory is unknown",
+}
 
 
 @click.command(cls=Command)
@@ -29,12 +36,14 @@ def doctor(model: str | None, output: str) -> None:
     Prints what was found, the reasons why models would run slowly or fail, and remedies. With MODEL, loads it and
     measures a short prompt.
     """
-    trial = failure = None
+    plan = trial = failure = None
     if model is not None:
-        try:
-            with load(model, "auto", None) as loaded:
-                from llamacli.tools.doctor import try_model
+        from llamacli.tools.doctor import plan_of, try_model
 
+        try:
+            plan = plan_of(resolve_model(model))
+            note(f"{model}: {_planned(plan)}")
+            with load(model, "auto", None) as loaded:
                 trial = try_model(loaded, model)
         except LlamaCliError as error:
             failure = f"{model}: {error}"
@@ -42,7 +51,7 @@ def doctor(model: str | None, output: str) -> None:
         from llamacli.plugins import installed_plugins
         from llamacli.tools.doctor import examine
 
-        report = examine(tuple(installed_plugins().infos()), trial=trial, failure=failure)
+        report = examine(tuple(installed_plugins().infos()), plan=plan, trial=trial, failure=failure)
     if output == "json":
         print_json(json.loads(json.dumps(report.as_dict())))
         return
@@ -53,6 +62,13 @@ def doctor(model: str | None, output: str) -> None:
     for item in advice:
         print_field("-", item.what, 2)
         print_field("  ->", item.do, 5)
+
+
+def _planned(plan: Plan) -> str:
+    from llamacli.engine.memory import CONTEXT
+
+    sizes = f"weights {human_bytes(plan.weights)}, cache of {CONTEXT} tokens {human_bytes(plan.cache)}"
+    return f"{sizes}: {_PLACES[plan.fits]}"
 
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:
@@ -77,6 +93,8 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     for plugin in report.plugins:
         state = f"failed: {plugin.error}" if plugin.error else " ".join(plugin.architectures) or "ok"
         yield "plugin", f"{plugin.module} ({plugin.distribution} {plugin.version}): {state}"
+    if report.plan is not None:
+        yield "model's memory", _planned(report.plan)
     if (trial := report.trial) is not None:
         yield "model", f"{trial.path}: {trial.architecture}, {trial.n_tokens} tokens at {trial.tps:.1f} tok/s"
         for op, share in trial.numpy_shares.items():

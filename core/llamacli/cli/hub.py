@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
+from llamacli.errors import LlamaCliError
 from llamacli.hub.demo import demo_path
 
 REFERENCE = "USER/REPO[:QUANT]"
@@ -40,7 +44,7 @@ def pull(reference: str) -> None:
 def list_models(names: bool, packed: bool, supported: str | None, json: bool) -> None:
     """List the models in the Hugging Face cache.
 
-    The column fits compares a model's size with the free memory.
+    The column fits compares the free memory with a model's weights and the cache of 4096 tokens.
     `run -hf` and `rm` accept the names. `run` and other commands also accept short names: those of a list in the
     package, and your own from the file aliases.toml in the configuration folder (~/.config/llamacli on Linux), with a
     line such as `name = "user/repo:Q4_K_M"` for each. Packed copies are files that are mapped when a model is loaded
@@ -54,8 +58,6 @@ def list_models(names: bool, packed: bool, supported: str | None, json: bool) ->
     if names:
         _print_names(json)
         return
-    from llamacli.util.system import fits
-
     if packed:
         from llamacli.engine.packed_copies import copies
 
@@ -68,19 +70,33 @@ def list_models(names: bool, packed: bool, supported: str | None, json: bool) ->
         time_key, columns = "modified", ["model", "size:", "fits", "modified", "file"]
         found = [(str(model.reference), model.path, model.n_bytes, model.modified) for model in cached_models()]
         none = "the cache has no GGUF files; llamacli pull downloads one"
+    fit = {} if packed else {path: _fits(path, size) for _, path, size, _ in found}
     if json:
         keys = ("model", "path", "n_bytes", time_key)
-        more = {} if packed else {path: {"fits": fits(size)} for _, path, size, _ in found}
         rows = [(path, dict(zip(keys, (name, str(path), *rest), strict=True))) for name, path, *rest in found]
-        print_json([row | more.get(path, {}) for path, row in rows])
+        print_json([row | ({"fits": fit[path]} if fit else {}) for path, row in rows])
     elif found:
         lines = [
-            (name, human_bytes(size), *(() if packed else (_FITS[fits(size)],)), local_minute(time), path.name)
+            (name, human_bytes(size), *([_FITS[fit[path]]] if fit else ()), local_minute(time), path.name)
             for name, path, size, time in found
         ]
         print_table(columns, [line[: len(columns)] for line in lines])
     else:
         note(none)
+
+
+def _fits(path: Path, size: int) -> bool | None:
+    """Test if a model and a context fit into the free memory.
+
+    A file that cannot be read counts with its size.
+    """
+    from llamacli.model import need_of
+    from llamacli.plugins import installed_plugins
+    from llamacli.util.system import fits
+
+    with contextlib.suppress(LlamaCliError, OSError):
+        size = need_of(path, installed_plugins()).n_bytes
+    return fits(size)
 
 
 def _print_support(name: str, json: bool) -> None:

@@ -11,12 +11,13 @@ from llamacli.util.settings import LoadMode, Prompts, QuantMode
 def default_engine(
     threads: int | None = None,
     copy_key: str | None = None,
-    load: LoadMode = LoadMode.AUTO,
     prompts: Prompts = Prompts.REGISTERS,
+    *,
+    mapped: bool = False,
 ) -> Engine:
     """Fastest engine available here.
 
-    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. `copy_key`, `load` and `prompts` are as for
+    Compiled kernels, or NumPy where NUMBA_DISABLE_JIT forbids to compile. `copy_key`, `prompts` and `mapped` are as for
     `NativeEngine`. Raises InvalidRequestError if `threads` is not a valid number of threads, see
     `llamacli.kernels.team.check_threads`, and for prompts by tiles on a CPU without AMX.
     """
@@ -24,7 +25,7 @@ def default_engine(
         return ReferenceEngine(prompts)
     from llamacli.engine.native import NativeEngine
 
-    return NativeEngine(threads, copy_key=copy_key, load=load, prompts=prompts)
+    return NativeEngine(threads, copy_key=copy_key, prompts=prompts, mapped=mapped)
 
 
 __all__ = [

@@ -47,6 +47,10 @@ class Program(Protocol):
     def graph(self) -> Graph:
         """Graph that was compiled."""
 
+    @property
+    def is_whole(self) -> bool:
+        """False once the file that its weights are mapped from has changed."""
+
     def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, Any]:
         """Load further matrices, exactly in a program of mode fp32.
 

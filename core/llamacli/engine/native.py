@@ -22,7 +22,7 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, Timings, wanted_rows
 from llamacli.engine.floats import modes_of
 from llamacli.engine.lowering import StepTable, Watch
-from llamacli.engine.packed_copies import PackedCopy, new_copy, open_copy, save_copy, wants_map
+from llamacli.engine.packed_copies import PackedCopy, new_copy, open_copy, save_copy
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix, packed_bytes
 from llamacli.errors import InvalidRequestError, plugin_errors
@@ -41,7 +41,7 @@ from llamacli.ops.lowering import NO_LIMIT, Array, HostRows, Slot, Step, f32
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
 from llamacli.util.locking import fork_safe
-from llamacli.util.settings import LoadMode, Prompts
+from llamacli.util.settings import Prompts
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class NativeEngine:
 
     `threads` defaults to the usable cores. `watch` is called with the input of each matrix product. `copy_key` names
     the packed copy of the one model that it compiles then; see `llamacli.engine.packed_copies`. It is opened in the
-    background at once, for the first call of `compile`. `load` decides whether weights are kept in memory, `prompts`
-    how tokens of prompts are multiplied: raises InvalidRequestError for tiles on a CPU without them.
+    background at once, for the first call of `compile`. `mapped` weights stay on disk in it. `prompts` is how tokens of
+    prompts are multiplied: raises InvalidRequestError for tiles on a CPU without them.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class NativeEngine:
         threads: int | None = None,
         watch: Watch | None = None,
         copy_key: str | None = None,
-        load: LoadMode = LoadMode.AUTO,
         prompts: Prompts = Prompts.REGISTERS,
+        *,
+        mapped: bool = False,
     ):
         if prompts is Prompts.TILES and isa() != "amx":
             raise InvalidRequestError(
@@ -76,7 +77,7 @@ class NativeEngine:
                 f"{isa()} is in use"
             )
         self._prompts = prompts
-        self._threads, self._watch, self._copy_key, self._load = check_threads(threads), watch, copy_key, load
+        self._threads, self._watch, self._copy_key, self._mapped = check_threads(threads), watch, copy_key, mapped
         self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
             opener = ThreadPoolExecutor(1)
@@ -92,11 +93,9 @@ class NativeEngine:
         opening, self._opening = self._opening, None
         copy = opening.result() if opening else self._open_copy(team)
         modes = modes_of(graph, mode)
-        if copy is None and self._copy_key:
-            n_bytes = packed_bytes(graph, file, modes)
-            if wants_map(self._load, n_bytes, file.path):
-                with new_copy(self._copy_key, file.path, n_bytes) as new:
-                    return self._program(graph, PackedWeights(file, modes, team, new_copy=new), mode, team)
+        if copy is None and self._copy_key and self._mapped:
+            with new_copy(self._copy_key, file.path, packed_bytes(graph, file, modes)) as new:
+                return self._program(graph, PackedWeights(file, modes, team, new_copy=new), mode, team)
         weights = PackedWeights(file, modes, team, copy=copy)
         program = self._program(graph, weights, mode, team)
         if self._copy_key and not (copy and copy.complete):
@@ -107,7 +106,7 @@ class NativeEngine:
         return NativeProgram(graph, weights, mode, team, self._watch, self._prompts)
 
     def _open_copy(self, team: Team) -> PackedCopy | None:
-        return open_copy(self._copy_key, self._threads, team.nodes, self._load) if self._copy_key else None
+        return open_copy(self._copy_key, self._threads, team.nodes, mapped=self._mapped) if self._copy_key else None
 
 
 _teams: dict[int, Team] = {}
@@ -200,6 +199,7 @@ class NativeProgram:
         self._work_before, self._work_seen_before = (
             [0.0, *np.cumsum(work).tolist()] for work in (self._work, self._work_seen)
         )
+        self._watch = weights.watch
         self._tables: dict[KVType, int] = {}
         self._table(KVType("f16", "f16"))
         self._shared = table.release()
@@ -234,6 +234,11 @@ class NativeProgram:
         if slot is None or slot not in self.buffers or table.output < self._tail:
             return [], self._logits, 0
         return _segments(self._steps, self._tail, table.output), self.buffers[slot], slot.width
+
+    @property
+    def is_whole(self) -> bool:
+        """See `llamacli.engine.base.Program.is_whole`."""
+        return self._watch is None or self._watch.is_whole
 
     @property
     def has_hidden(self) -> bool:
@@ -310,6 +315,8 @@ class NativeProgram:
         if self._writes_logits is None:
             logits[:] = self._logits[rows.first : rows.stop]
         logits = logits[:, : self._n_vocab]
+        if self._watch is not None:
+            self._watch.expect_whole()
         return logits if len(logits) == len(wanted) else logits[wanted - rows.first]
 
     def _run_pieces(
@@ -486,8 +493,10 @@ class NativeProgram:
     def _end(self, started: float, n_tokens: int) -> None:
         """Add the time of a run, and warn once about host ops.
 
-        The first run with such ops logs their share of the time.
+        The first run with such ops logs their share of the time. Raises FileChangedError if the weights were cut.
         """
+        if self._watch is not None:
+            self._watch.expect_whole()
         self.timings.total, self.timings.batch_share = self.timings.total + time.perf_counter() - started, 0.0
         if self._has_reported or not self.timings.host:
             return

@@ -101,6 +101,8 @@ class ReferenceProgram:
         """See `llamacli.engine.base.Program.rope_variant`."""
         return self._shifts.rope_variant(seq_len)
 
+    is_whole = True
+
     @property
     def has_hidden(self) -> bool:
         """See `llamacli.engine.base.Program.has_hidden`."""

@@ -32,8 +32,9 @@ def file_key(paths: Iterable[Path]) -> Hashable:
 
 
 def find_program(key: Hashable) -> Program | None:
-    """Get the program of a key if it is compiled."""
-    return _programs.get(key)
+    """Get the program of a key if it is compiled and whole."""
+    program = _programs.get(key)
+    return program if program is not None and program.is_whole else None
 
 
 def shared_program(key: Hashable, compile_program: Callable[[], Program]) -> Program:
@@ -41,10 +42,11 @@ def shared_program(key: Hashable, compile_program: Callable[[], Program]) -> Pro
 
     Threads that ask for one program at a time may each compile it; all get the same then.
     """
-    program = _programs.get(key)
+    program = find_program(key)
     if program is None:
         program = compile_program()
         with _lock:
-            return _programs.setdefault(key, program)
+            program = _programs[key] = find_program(key) or program
+        return program
     _log.debug("weights are shared with a model that is loaded already")
     return program

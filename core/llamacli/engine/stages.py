@@ -303,6 +303,11 @@ class StagedProgram:
         """Number of stages, the first one included."""
         return 1 + len(self.stages)
 
+    @property
+    def is_whole(self) -> bool:
+        """See `llamacli.engine.base.Program.is_whole`; workers watch over their own files."""
+        return self.first.is_whole
+
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
         return self._shifts.rope_variant(seq_len)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.engine.floats import REQUANTIZED, load_floats
 from llamacli.engine.packed_copies import NewCopy, PackedCopy
+from llamacli.engine.packed_copies.format import paged
 from llamacli.engine.placement import place
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Graph, Tensor
@@ -46,7 +47,7 @@ class PackedWeights:
 
     Each tensor is loaded once: `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
     Matrices in `copy` are not packed again; `copyable` are those loaded so far, by their names in a copy. With
-    `new_copy`, matrices are packed into it.
+    `new_copy`, matrices are packed into it. `watch` watches over the file that they are mapped from, None for none.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PackedWeights:
     ):
         self._file, self._modes, self._team, self._copy, self._new_copy = file, modes, team, copy, new_copy
         self.copyable: dict[str, Matrix] = {}
+        self.watch = new_copy.watch if new_copy else copy.watch if copy else None
         self._repacked: set[int] = set()
         self._matrices: dict[Tensor, Matrix] = dict(loaded or {})
         self._vectors: dict[Tensor, npt.NDArray[np.float32]] = {}
@@ -74,6 +76,8 @@ class PackedWeights:
     def _load_matrix(self, tensor: Tensor) -> Matrix:
         mode, source = self._modes[tensor], self._file.tensors[tensor.name].type
         layout = layout_of(tensor, self._file, mode)
+        if layout.name in self.copyable:
+            return self.copyable[layout.name]
         packed = self._copy.get(layout.name, layout.packed_shape) if self._copy else None
         if self._copy and packed is not None:
             stack = self._copy.stacks.get(layout.name)
@@ -81,7 +85,8 @@ class PackedWeights:
         elif self._new_copy and layout.name:
             memory = self._new_copy.allocate(layout.name, layout.packed_shape)
             matrix = load_matrix(tensor, self._file, mode, self._team, memory)
-            matrix = attrs.evolve(matrix, stack=self._new_copy.seal(layout.name))
+            packed, stack = self._new_copy.seal(layout.name)
+            matrix = attrs.evolve(matrix, packed=packed, stack=stack)
         else:
             matrix = load_matrix(tensor, self._file, mode, self._team)
         if layout.name:
@@ -106,7 +111,7 @@ class PackedWeights:
     def extended(self, matrices: Mapping[Tensor, Matrix]) -> PackedWeights:
         """The weights loaded so far, and further matrices."""
         weights = PackedWeights(self._file, self._modes, self._team, {**self._matrices, **matrices})
-        weights._vectors, weights._floats = self._vectors, self._floats
+        weights._vectors, weights._floats, weights.watch = self._vectors, self._floats, self.watch
         return weights
 
     def of_file(self, file: ModelFile, modes: Mapping[Tensor, QuantMode]) -> PackedWeights:
@@ -116,6 +121,7 @@ class PackedWeights:
         """
         weights = PackedWeights(file, modes, self._team, self._matrices)
         weights._vectors, weights._floats = dict(self._vectors), dict(self._floats)
+        weights.watch = self.watch
         return weights
 
 
@@ -164,9 +170,9 @@ def layout_of(tensor: Tensor, file: ModelFile, mode: QuantMode) -> Layout:
 
 
 def packed_bytes(graph: Graph, file: ModelFile, modes: Mapping[Tensor, QuantMode]) -> int:
-    """Bytes of the packed matrices of a graph."""
+    """Bytes of the packed matrices of a graph, in whole pages each."""
     layouts = {layout_of(tensor, file, modes[tensor]) for op in graph.ops for tensor in op.matrices()}
-    return sum(math.prod(layout.packed_shape) for layout in layouts)
+    return sum(paged(math.prod(layout.packed_shape)) for layout in layouts)
 
 
 def load_matrix(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from llamacli.errors import InvalidRequestError, LlamaCliError
+from llamacli.errors import FileChangedError, InvalidRequestError, LlamaCliError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
 from llamacli.serve import residency
@@ -399,6 +399,10 @@ class LocalEngine:
         started = time.monotonic()
         try:
             events = loaded.scheduler.step()
+        except FileChangedError as error:
+            _log.error("the model %r is loaded again: %s", loaded.info.name, error)
+            self._renew(loaded)
+            events = loaded.scheduler.fail(InternalError("the file of the model's weights has changed: try again"))
         except Exception as error:
             _log.critical("a step failed", exc_info=error)
             events = loaded.scheduler.fail(InternalError("the engine failed: the server's log says why"))
@@ -406,6 +410,22 @@ class LocalEngine:
         loaded.used = max(loaded.used, floor) + now - started
         self._stepped_at, self._reported = now, False
         _deliver(events)
+
+    def _renew(self, lost: LoadedModel) -> None:
+        """Have the next request load a model again.
+
+        This one goes once no call needs it.
+        """
+        with self._lock:
+            for name, entry in list(self._entries.items()):
+                if entry.loaded is lost and not entry.removed:
+                    entry.removed = True
+                    fresh = attrs.evolve(
+                        entry, loaded=None, loading=None, n_pins=0, waits_since=None, removed=False, sleeps=False
+                    )
+                    fresh.adapters = entry.adapters
+                    others = {key: fresh if key == name else one for key, one in self._entries.items()}
+                    self._entries = others | {f"{name} removed {id(entry)}": entry}
 
     def _fail_all(self, error: ServeError, *, waiting_only: bool = False) -> None:
         for loaded in self._loaded():

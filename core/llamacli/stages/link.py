@@ -15,6 +15,7 @@ import numpy.typing as npt
 from llamacli.engine import Engine, default_engine
 from llamacli.engine.base import Program, QuantMode
 from llamacli.engine.cutting import cut
+from llamacli.engine.memory import Need, stays_on_disk
 from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.stages import StageBatch, StagedProgram
 from llamacli.errors import InvalidRequestError, StageError
@@ -218,7 +219,7 @@ class StagedEngine:
                 loading = [
                     pool.submit(link.load, graph, model_id, mode, places, i) for i, link in enumerate(links, start=1)
                 ]
-                first = stage_engine(file, model_id, mode, places, 0, self._threads, self._load)
+                first = stage_engine(graphs[0], file, model_id, mode, places, 0, self._threads, self._load)
                 program = first.compile(graphs[0], file, mode)
                 for one in loading:
                     one.result()
@@ -243,6 +244,7 @@ class Workers:
 
 
 def stage_engine(
+    graph: Graph,
     file: ModelFile,
     model_id: str,
     mode: QuantMode,
@@ -251,8 +253,12 @@ def stage_engine(
     threads: int | None,
     load: LoadMode,
 ) -> Engine:
-    """Engine of a stage, with a packed copy of its weights."""
+    """Engine of a stage, with a packed copy of its weights.
+
+    Raises OutOfMemoryError.
+    """
     key = (
         copy_key(file.paths, model_id, f"{mode.value} {list(places)} {number}") if isinstance(file, GGUFFile) else None
     )
-    return default_engine(threads, key, load)
+    mapped = stays_on_disk(load, Need.of(graph, file, mode), file.path, can_map=key is not None)
+    return default_engine(threads, key, mapped=mapped)

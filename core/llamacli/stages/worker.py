@@ -60,7 +60,7 @@ class _StageOf:
             raise StageError(f"stage {number} of {len(stages)} is none of a worker")
         names = {tensor.name for op in stages[number].ops for tensor in op.tensors()}
         self.n_bytes = sum(file.tensors[name].n_bytes for name in names)
-        engine = stage_engine(file, self._id, mode, places, number, self._threads, self._load)
+        engine = stage_engine(stages[number], file, self._id, mode, places, number, self._threads, self._load)
         return engine.compile(stages[number], file, mode)
 
 

@@ -17,8 +17,8 @@ from llamacli.engine import packed_copies
 from llamacli.engine.catalog import catalog
 from llamacli.kernels.isa import VARIABLE, available, isa
 from llamacli.kernels.jit import cache_directory
-from llamacli.model import Model
-from llamacli.plugins import PluginInfo
+from llamacli.model import Model, need_of
+from llamacli.plugins import PluginInfo, installed_plugins
 from llamacli.util import system
 from llamacli.util.system import ROOT, Cores
 
@@ -99,6 +99,19 @@ class Trial:
 
 
 @attrs.frozen
+class Plan:
+    """Memory that a model needs in bytes, and whether that is free.
+
+    `fits` is None where the free memory is unknown.
+    """
+
+    path: str
+    weights: int
+    cache: int
+    fits: bool | None
+
+
+@attrs.frozen
 class Report:
     """Report of the diagnosis; `versions` of packages, "" for a missing one."""
 
@@ -109,6 +122,7 @@ class Report:
     jit_disabled: bool
     plugins: tuple[PluginInfo, ...]
     copies: Copies = Copies(0, 0, 0)
+    plan: Plan | None = None
     trial: Trial | None = None
     failure: str | None = None
 
@@ -194,6 +208,11 @@ class Report:
 
     def _of_memory(self) -> Iterator[Advice]:
         memory = self.memory
+        if self.plan is not None and self.plan.fits is False:
+            yield Advice(
+                f"{self.plan.path} does not fit the free memory: its weights are read from disk when they are used",
+                "take a smaller quantization or model, or end other programs",
+            )
         if memory.huge_pages == "never":
             yield Advice(
                 "transparent huge pages are off: reading weights causes more TLB misses",
@@ -205,6 +224,12 @@ class Report:
                 f"only {min(sizes) >> 20} MiB of memory are available to this process: larger models do not fit",
                 "stop other programs, or raise the container's memory limit",
             )
+
+
+def plan_of(path: str) -> Plan:
+    """Plan of a model's memory. Raises what `llamacli.model.need_of` raises."""
+    need = need_of(path, installed_plugins())
+    return Plan(path, need.weights, need.cache, system.fits(need.n_bytes))
 
 
 def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
@@ -220,7 +245,11 @@ def try_model(model: Model, path: str, n_tokens: int = 64) -> Trial:
 
 
 def examine(
-    plugins: tuple[PluginInfo, ...], root: Path = ROOT, trial: Trial | None = None, failure: str | None = None
+    plugins: tuple[PluginInfo, ...],
+    root: Path = ROOT,
+    plan: Plan | None = None,
+    trial: Trial | None = None,
+    failure: str | None = None,
 ) -> Report:
     """Collect the report; `root` holds `proc` and `sys`."""
     (total, free), copies = system.system_memory() or (None, None), packed_copies.copies()
@@ -240,6 +269,7 @@ def examine(
         jit_disabled=engine.jit_disabled(),
         plugins=plugins,
         copies=Copies(len(copies), sum(copy.n_bytes for copy in copies), packed_copies.limit()),
+        plan=plan,
         trial=trial,
         failure=failure,
     )

@@ -123,8 +123,14 @@ def available_memory(root: Path = ROOT) -> int | None:
     return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
 
 
+def memory_capacity(root: Path = ROOT) -> int | None:
+    """Bytes of memory of the machine, within cgroups' limits; None if unknown."""
+    memory = system_memory()
+    return min([size for size in (memory and memory[0], memory_limit(root)) if size], default=None)
+
+
 _REST = 256 << 20
-"""Bytes of Python, kernels and a short context beside the weights of a model."""
+"""Bytes of Python, kernels and buffers beside a model; for a smaller model as many as it has itself."""
 
 
 def fits(n_bytes: int, available: int | None = None) -> bool | None:
@@ -133,7 +139,7 @@ def fits(n_bytes: int, available: int | None = None) -> bool | None:
     None if the available memory is unknown.
     """
     available = available_memory() if available is None else available
-    return None if available is None else n_bytes + _REST <= available
+    return None if available is None else n_bytes + min(_REST, n_bytes) <= available
 
 
 def huge_pages(root: Path = ROOT) -> str | None:

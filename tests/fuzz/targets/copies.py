@@ -14,38 +14,39 @@ from fuzz.mutations import Edit, edited, edits
 from fuzz.target import Target
 from fuzz.targets.states import _FORGERIES, _RAW, _places
 from llamacli import load_model
-from llamacli.engine import packed_copies
+from llamacli.engine.packed_copies import finish_copies, folder, writing
+from llamacli.engine.packed_copies.format import PREFIX
 from llamacli.plugins import Plugins
 from paths import entry_points
 
 
 def _forged(copy: bytes, changes: Sequence[tuple[int, Any]]) -> bytes:
     """Forge a copy: index values replaced, right checksum."""
-    magic, _, start, _ = packed_copies._PREFIX.unpack_from(copy)
+    magic, _, start, _ = PREFIX.unpack_from(copy)
     index = json.loads(copy[start:])
     for place, value in changes:
         places = _places(index)
         container, key = places[place % len(places)]
         container[key] = value
     text = json.dumps(index).encode()
-    prefix = packed_copies._PREFIX.pack(magic, hashlib.sha256(text).digest(), start, len(text))
+    prefix = PREFIX.pack(magic, hashlib.sha256(text).digest(), start, len(text))
     return prefix + copy[len(prefix) : start] + text
 
 
-def _start(folder: Path) -> Callable[[tuple[list[Edit], list[tuple[int, Any]]]], None]:
-    model, plugins = tiny_variants.write(folder / "model.gguf", "gqa", type="Q8_0"), Plugins(entry_points())
-    packed_copies.MIN_BYTES = 1
-    packed_copies.cache_folder = lambda: folder / "cache"  # type: ignore[attr-defined]
+def _start(base: Path) -> Callable[[tuple[list[Edit], list[tuple[int, Any]]]], None]:
+    model, plugins = tiny_variants.write(base / "model.gguf", "gqa", type="Q8_0"), Plugins(entry_points())
+    writing.MIN_BYTES = 1
+    folder.cache_folder = lambda: base / "cache"  # type: ignore[attr-defined]
 
     def logits() -> Any:
         with load_model(model, threads=1, plugins=plugins) as loaded:
-            packed_copies.finish_copies()
+            finish_copies()
             with loaded.create_session(reuse=False) as session:
                 session.eval([1, 2, 3])
                 return session.logits.copy()
 
     expected = logits()
-    (path,) = (folder / "cache" / "packed").glob("*.packed")
+    (path,) = (base / "cache" / "packed").glob("*.packed")
     whole = path.read_bytes()
 
     def load(case: tuple[list[Edit], list[tuple[int, Any]]]) -> None:

@@ -18,7 +18,7 @@ from llamacli.model import Model, load_model
 class UnweightedProgram:
     """Program that knows a graph's shapes and computes nothing."""
 
-    has_hidden = False
+    has_hidden, is_whole = False, True
     prompts = Prompts.REGISTERS
 
     def __init__(self, graph: Graph):

@@ -1,0 +1,186 @@
+"""Reading of packed copies: checked, and mapped or read into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from llamacli.engine.packed_copies.folder import folder, limit
+from llamacli.engine.packed_copies.format import (
+    HUGE_SHARE,
+    UNIT,
+    Bytes,
+    DamagedError,
+    Index,
+    checksum,
+    read_index,
+    units,
+)
+from llamacli.engine.placement import place
+from llamacli.util.faults import Watch
+from llamacli.util.files import SharedFileError, open_own
+from llamacli.util.memory import advise_huge, anonymous, huge_share
+from llamacli.util.numa import Node
+from llamacli.util.system import huge_pages
+
+_log = logging.getLogger(__name__)
+
+
+class PackedCopy:
+    """Mapped copy: packed tensors by their names.
+
+    Its memory is the file's, shared with other processes, where the system maps it in huge pages, and where it does not
+    fit into memory; else, and with several NUMA nodes, it is this process's own. It is freed with the last array.
+    `stacks` are experts that are not checked yet. `complete` is false once a tensor was not there. `watch` watches over
+    the file, None where the memory is not the file's.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Bytes],
+        stacks: Mapping[str, MappedStack] | None = None,
+        watch: Watch | None = None,
+    ):
+        self._tensors, self.stacks, self.watch, self.complete = tensors, stacks or {}, watch, True
+
+    def get(self, name: str, shape: Sequence[int]) -> Bytes | None:
+        """Packed bytes of a tensor, read-only; None if they are not there."""
+        found = self._tensors.get(name)
+        if found is None or found.shape != tuple(shape):
+            self.complete = False
+            return None
+        return found
+
+
+class MappedStack:
+    """Stack of matrices in a mapped file, such as experts.
+
+    `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are
+    checksums of the units of each matrix, compared when it is first used; None where they need not be. `watch` is that
+    over the file.
+    """
+
+    def __init__(self, data: Bytes, mapping: mmap.mmap, place: int, sums: Sequence[Sequence[str]] | None, watch: Watch):
+        self._data, self._mapping, self._place, self._sums, self._watch = data, mapping, place, sums, watch
+        self._checked = np.full(len(data), sums is None)
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Read some matrices ahead.
+
+        Those that are used for the first time are checked. Raises FileChangedError for one that has changed; the copy
+        is made again then, when the model is loaded.
+        """
+        n_bytes = self._data[0].nbytes
+        for number in numbers:
+            start = self._place + number * n_bytes
+            begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+            if hasattr(mmap, "MADV_WILLNEED"):
+                self._mapping.madvise(mmap.MADV_WILLNEED, begin, start + n_bytes - begin)
+        for number in numbers:
+            if self._sums is not None and not self._checked[number]:
+                if [checksum(unit) for unit in units(self._data[number].reshape(-1))] != self._sums[number]:
+                    self._watch.lose()
+                self._checked[number] = True
+
+
+def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = (), *, mapped: bool = False) -> PackedCopy | None:
+    """Map the copy of a key and check it, with several threads.
+
+    None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are those of the
+    team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
+    the copy is read into memory, unless it is to stay `mapped`: then experts are checked when they are used.
+    """
+    base = folder()
+    if base is None or not limit():
+        return None
+    path = base / f"{key}.packed"
+    try:
+        with open_own(path) as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = np.frombuffer(mapping, np.uint8)
+            index = read_index(data)
+            if index.key != key:
+                raise DamagedError("it is the copy of another model")
+            watch = Watch(mapping, file.fileno(), path)
+            is_file = True
+            if not mapped and not nodes:
+                advise_huge(mapping)
+            if not mapped and (nodes or (huge_pages() in ("always", "madvise") and huge_share(data) < HUGE_SHARE)):
+                data = _in_memory(file.fileno(), index, n_threads, nodes)
+                is_file = False
+        later = [name for name, entry in index.tensors.items() if mapped and entry.shape[0] > 1]
+        tensors = _checked(data, index, n_threads, later)
+        stacks = {
+            name: MappedStack(tensors[name], mapping, index.tensors[name].start, index.tensors[name].sums, watch)
+            for name in later
+        }
+        watch.expect_whole()
+    except FileNotFoundError:
+        return None
+    except SharedFileError as error:
+        _log.info("the packed copy is not used: %s", error)
+        return None
+    except (OSError, ValueError) as error:  # ValueError: an empty file, and DamagedError
+        _discard(path, str(error))
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # the other time is that of its bytes
+    return PackedCopy(tensors, stacks, watch if is_file else None)
+
+
+def _in_memory(descriptor: int, index: Index, n_threads: int, nodes: Sequence[Node]) -> Bytes:
+    """Read a copy into memory with huge pages, of this process alone.
+
+    With pages of 4 KiB, kernels would wait for the processor's address translation (TLB misses). Each thread reads its
+    part by one call: other threads of Python run meanwhile.
+    """
+    data = anonymous(index.end)
+    for entry in index.tensors.values():
+        place(entry.of(data), nodes)
+
+    def read(start: int, end: int) -> None:
+        while start < end:
+            n_read = os.preadv(descriptor, [cast(Any, data[start:end])], start)
+            if not n_read:
+                raise DamagedError("it is cut short")
+            start += n_read
+
+    edges = [index.end * i // n_threads // UNIT * UNIT for i in range(n_threads)] + [index.end]
+    with ThreadPoolExecutor(n_threads) as threads:
+        list(threads.map(read, edges, edges[1:]))
+    data.flags.writeable = False
+    return data
+
+
+def _discard(path: Path, reason: str) -> None:
+    _log.warning("the packed copy %s is made again: %s", path, reason)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _checked(data: Bytes, index: Index, n_threads: int, later: Sequence[str] = ()) -> dict[str, Bytes]:
+    """Tensors of a copy.
+
+    Raises DamagedError unless all are as they were written, but for those that are checked `later`.
+    """
+    tensors = {name: entry.of(data) for name, entry in index.tensors.items()}
+    pairs = [
+        unit
+        for name, entry in index.tensors.items()
+        if name not in later
+        for group, sums in zip(tensors[name], entry.sums, strict=True)
+        for unit in zip(units(group.reshape(-1)), sums, strict=True)
+    ]
+    with ThreadPoolExecutor(n_threads) as threads:  # NumPy adds without the GIL
+        if not all(threads.map(lambda unit: checksum(unit[0]) == unit[1], pairs)):
+            raise DamagedError("its bytes have changed")
+    return tensors
