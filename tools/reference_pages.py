@@ -223,6 +223,7 @@ _DIALECTS = {
     "llamacpp": "llama-server",
     "ranking": "Jina, Cohere, TEI, vLLM",
     "local": "llama-server, vLLM",
+    "tools": "llama-server",
 }
 """Dialects by the modules of their handlers."""
 

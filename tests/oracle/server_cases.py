@@ -64,6 +64,7 @@ RENAMED = {
     "--spec-draft-n-max": "--draft-max",
     "--no-ui": "--no-page",
     "--verbose": "--log-texts",
+    "--mcp-servers-config": "--mcp",
 }
 WITHOUT_VALUE = {
     "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
@@ -165,8 +166,12 @@ def translated(arguments: list[str], models: Path) -> list[str]:
         options += ["--llamacpp-metrics"]
     else:
         options += ["--no-metrics"]
-    for origin in given.get("--cors-origins", ["*"])[0].split(","):
+    with_tools = given.keys() & {"--tools", "--mcp-servers-config", "--mcp-servers-json"}
+    for origin in given.get("--cors-origins", ["localhost" if with_tools else "*"])[0].split(","):
         options += ["--cors-origin", origin]
+    if "--mcp-servers-json" in given:
+        (models / "mcp.json").write_text(given["--mcp-servers-json"][0])
+        options += ["--mcp", str(models / "mcp.json")]
     for name, values in given.items():
         for value in values if name in SHARED | set(RENAMED) else []:
             options += [RENAMED.get(name, name), *([value] if name not in WITHOUT_VALUE else [])]
@@ -214,11 +219,13 @@ class Server:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        os.kill(self.pid, signal.SIGTERM)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def pytest_configure(config: Any) -> None:

@@ -124,6 +124,8 @@ ROUTES = (
     _route("POST", "/lora-adapters", "local:set_adapters", for_model=True),
     _route("GET", "/metrics", "local:metrics"),
     _route("GET", "/health /v1/health", "local:health", public=True),
+    _route("GET", "/tools", "tools:tools"),
+    _route("POST", "/tools", "tools:run_tool"),
     _generates("/api/chat", "ollama:chat"),
     _generates("/api/generate", "ollama:generate"),
     _route("POST", "/api/embed", "ollama:embed", queued=True),

@@ -9,6 +9,7 @@ import attrs
 
 from llamacli.serve.http.keys import ApiKey, as_keys
 from llamacli.serve.requests import ModelSource
+from llamacli.tools.mcp import McpServer
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +44,7 @@ class HttpSettings:
     - `metrics`: serve `/metrics`. `llamacpp_metrics`: repeat metrics under llama-server's names.
     - `media_url`: fetch pictures from addresses of http and https, of public hosts only.
     - `log_texts`: log the bodies of requests, and let replies have `__verbose` by default.
+    - `mcp`: local MCP servers, whose tools `/tools` lists and runs.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
     - `data`: folder of the store of responses, conversations, files and batches, None for one in memory.
     - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
@@ -84,6 +86,7 @@ class HttpSettings:
     llamacpp_metrics: bool = False
     media_url: bool = False
     log_texts: bool = False
+    mcp: tuple[McpServer, ...] = ()
     catalogue: Path | None = None
     data: Path | None = None
     store_size: int = 256 << 20

@@ -40,7 +40,7 @@ async def events(call: Call) -> None:
     """Stream of the models' states, as llama-server's events."""
     seen: dict[str, dict[str, Any]] = {}
     async with call.stream() as write:
-        while True:
+        while call.server.engine.stats().status != "draining":
             present = {info.name: _status(info) for info in call.server.engine.models()}
             for name, status in present.items():
                 if seen.get(name) != status:
