@@ -53,7 +53,8 @@ _log = logging.getLogger(__name__)
 class McpServer:
     """Local server of a configuration file.
 
-    `timeout` is the limit of a call in seconds. `env` is added to the few variables that the package `mcp` hands on, such as PATH and HOME.
+    `timeout` is the limit of a call in seconds. `env` is added to the few variables that the package `mcp` hands on,
+    such as PATH and HOME.
     """
 
     name: str
