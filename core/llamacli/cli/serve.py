@@ -279,6 +279,10 @@ _GROUPS = {
             help="Fetch pictures of requests from http and https addresses, of public hosts only.",
         ),
         option(
+            "--media-path", metavar="DIR", type=PATH,
+            help="Folder of pictures that requests name as file://NAME. Default: such names are refused.",
+        ),
+        option(
             "--mcp", "--mcp-servers-config", "mcp", metavar="FILE", type=PATH,
             help="List and run tools of the MCP servers in this JSON file at /tools, and on the page. Whoever may use "
             "this server can run them.",
@@ -451,6 +455,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         data=given["data"] and Path(given["data"]),
         store_size=given["store_size"],
         store_age=given["store_age"] * 86400 or None,
+        media_path=given["media_path"] and Path(given["media_path"]),
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
