@@ -124,6 +124,7 @@ ROUTES = (
     _route("POST", "/lora-adapters", "local:set_adapters", for_model=True),
     _route("GET", "/metrics", "local:metrics"),
     _route("GET", "/health /v1/health", "local:health", public=True),
+    _route("POST", "/predict", "vertex:predict", queued=True),
     _route("GET", "/tools", "tools:tools"),
     _route("POST", "/tools", "tools:run_tool"),
     _generates("/api/chat", "ollama:chat"),
