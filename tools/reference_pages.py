@@ -223,6 +223,8 @@ _DIALECTS = {
     "llamacpp": "llama-server",
     "ranking": "Jina, Cohere, TEI, vLLM",
     "local": "llama-server, vLLM",
+    "tools": "llama-server",
+    "vertex": "Vertex AI",
 }
 """Dialects by the modules of their handlers."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from http_server import wait_for
 from keys import Keys
 from llamacli.serve.requests import GenerationRequest
+from llamacli.tools.mcp import read_servers
+from mcp_files import write_mcp_file
 from scripts import reply
 
 
@@ -197,6 +199,23 @@ def test_reasoning_is_folded(site) -> None:
     assert site.page.run("return document.querySelector('details.reasoning').open") is False
     site.page.one("details.reasoning summary").click()
     site.page.wait_text("details.reasoning .markdown", "first I think")
+
+
+def test_tools_of_the_server_run_by_a_button(open_page, tmp_path: Path) -> None:
+    site = open_page(mcp=read_servers(write_mcp_file(tmp_path, small=["echo"])))
+    page = site.page
+    site.engine.script = reply("", calls=[("small_echo", {"message": "a\u202eb"})], reason="tool_calls")
+    page.send("say it")
+    page.wait_text(".call .tool-name", "small_echo")
+    assert "small_echo" in last_prompt(site)
+    assert "a\\u202eb" in page.text(".call pre")
+    page.press("Run on the server")
+    page.wait(lambda: page.one(".call textarea").get_attribute("value") == "echo: a\u202eb")
+    site.engine.script = reply("said")
+    page.press("Send the result")
+    page.wait(lambda: page.replies[-1] == "said")
+    assert "<tool>echo: a" in last_prompt(site)
+    assert page.errors() == []
 
 
 def test_tools_with_typed_results(site) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from llamacli.testing.chats import CHATML
+from mcp_files import write_mcp_file
 from tiny_chat import chat_keys
 
 TIMEOUT_S = 20
@@ -508,4 +509,29 @@ def test_replies_are_wrapped_at_words(talk) -> None:
     terminal = talk("once upon a time " * 20)
     answer = terminal.say("tell").replace("\n", " ")
     assert len(re.findall(r"time", answer)) >= 20
+    assert terminal.exit() == 0
+
+
+CALLS = CHATML + "{{ tools }}{# Calls are between <tool_call> and </tool_call>. #}"
+CALL = '<tool_call>{"name": "small_echo", "arguments": {"message": "a\\u202eb"}}</tool_call>'
+
+
+def test_calls_of_mcp_servers_run_after_consent(talk, tmp_path: Path) -> None:
+    path = write_mcp_file(tmp_path, small=["echo"])
+    terminal = talk(CALL, "she saw", CALL, "the dog", args=("--mcp", str(path), "--chat-template", CALLS))
+    assert re.search(r"tools +small_echo", terminal.say("/show"))
+    terminal.press("once\r")
+    shown = terminal.wait("Run it? [y/N]: ")
+    assert "The model wants to call echo of the MCP server small:" in shown
+    assert r'"message": "a\u202eb"' in shown
+    terminal.press("y\r")
+    shown = terminal.ready()
+    assert r"-> echo: a" in shown
+    assert "she saw\n" in shown
+    terminal.press("again\r")
+    terminal.wait("Run it? [y/N]: ")
+    terminal.press("\r")
+    shown = terminal.ready()
+    assert "the user has not allowed this call" in shown
+    assert "the dog\n" in shown
     assert terminal.exit() == 0

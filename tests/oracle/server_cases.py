@@ -5,12 +5,13 @@ stories260K.gguf, with whose tokens they count. Needs pytest, requests, openai, 
 prometheus-client. OPTIONS go to pytest, such as `unit/test_basic.py -k load`. Nothing of the tests is kept here.
 
 What they start as llama-server is a fork of this process, which has imported the server, with translated options.
-Models are stand-ins: copies of MODEL with ChatML, FIM tokens, or experts, and random encoders. Tests that need words of
-other models, or other hosts, fail.
+Models are stand-ins: copies of MODEL with ChatML, FIM tokens, or experts, and random encoders of texts and of pictures,
+which are drawn. Tests that need words of other models, or other hosts, fail.
 """
 
 import argparse
 import importlib
+import io
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 import gguf
 from gguf import GGMLQuantizationType as Type
@@ -36,6 +38,7 @@ from llamacli.testing.vocabularies import word_piece
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from adapters import write_adapter
+from media_cases import drawn, write_mmproj
 
 TESTS = "tools/server/tests"
 CHATML = (
@@ -44,16 +47,24 @@ CHATML = (
 )
 FIM = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("fim_pre", "fim_suf", "fim_mid", "fim_rep"), 400)}
 HUB = {
-    "ggml-org/tinygemma3-GGUF:Q8_0": "chat",
+    "ggml-org/tinygemma3-GGUF:Q8_0": "sees",
     "ggml-org/test-model-stories260K:F32": "chat",
     "ggml-org/test-model-stories260K-infill:F32": "infill",
 }
 """Models of a router, with their stand-ins."""
-STAND_INS = {"infill": "infill", "stories15M": "chat", "MOE": "experts", "bert": "bert", "jina": "reranker"}
+STAND_INS = {
+    "tinygemma3": "sees",
+    "infill": "infill",
+    "stories15M": "chat",
+    "MOE": "experts",
+    "bert": "bert",
+    "jina": "reranker",
+}
 """Stand-ins by part of a model's name, `chat` for others."""
 SHARED = {
     "--host", "--port", "--temp", "--seed", "--api-key", "--pooling", "--models-max", "--slot-save-path", "--lora",
     "--chat-template", "--chat-template-file", "--threads", "--no-models-autoload", "--reranking", "--slots",
+    "--media-path",
     "-ctk", "-ctv",
 }  # fmt: skip
 """Options that both have."""
@@ -64,6 +75,7 @@ RENAMED = {
     "--spec-draft-n-max": "--draft-max",
     "--no-ui": "--no-page",
     "--verbose": "--log-texts",
+    "--mcp-servers-config": "--mcp",
 }
 WITHOUT_VALUE = {
     "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
@@ -85,6 +97,9 @@ def write_models(folder: Path, model: Path, texts: str) -> None:
     write_gguf(folder / "chat.gguf", "llama", keys, tensors)
     write_gguf(folder / "infill.gguf", "llama", keys | FIM, tensors)
     write_gguf(folder / "experts.gguf", "llama", keys | _N_EXPERTS, dict(_with_experts(tensors)))
+    write_gguf(folder / "sees.gguf", "llama", keys, tensors)
+    (folder / "encoder").mkdir()  # beside the models it would be that of all
+    write_mmproj(folder / "encoder" / "mmproj.gguf", "llava", keys={"image_size": 64})
     write_adapter(folder / "lora.gguf", folder / "experts.gguf", chosen=lambda name: "attn" in name)
     words = sorted(set(re.findall("[a-z]+", texts.lower())))
     _write_encoder(folder / "bert.gguf", words, "cls", {})
@@ -152,6 +167,8 @@ def translated(arguments: list[str], models: Path) -> list[str]:
         alias, *others = given.get("--alias", [stand_in])[0].split(",")
         options += [f"{alias}={models / stand_in}.gguf", "--any-model"]
         options += [part for other in others for part in ("--alias", other)]
+        if stand_in == "sees" and "--no-mmproj" not in given:
+            options += ["--mmproj", str(models / "encoder" / "mmproj.gguf")]
     else:
         options += [f"{name}={models / there}.gguf" for name, there in HUB.items()]
     n_parallel = int(given.get("--parallel", ["1"])[0])
@@ -165,8 +182,12 @@ def translated(arguments: list[str], models: Path) -> list[str]:
         options += ["--llamacpp-metrics"]
     else:
         options += ["--no-metrics"]
-    for origin in given.get("--cors-origins", ["*"])[0].split(","):
+    with_tools = given.keys() & {"--tools", "--mcp-servers-config", "--mcp-servers-json"}
+    for origin in given.get("--cors-origins", ["localhost" if with_tools else "*"])[0].split(","):
         options += ["--cors-origin", origin]
+    if "--mcp-servers-json" in given:
+        (models / "mcp.json").write_text(given["--mcp-servers-json"][0])
+        options += ["--mcp", str(models / "mcp.json")]
     for name, values in given.items():
         for value in values if name in SHARED | set(RENAMED) else []:
             options += [RENAMED.get(name, name), *([value] if name not in WITHOUT_VALUE else [])]
@@ -214,11 +235,13 @@ class Server:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        os.kill(self.pid, signal.SIGTERM)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def pytest_configure(config: Any) -> None:
@@ -244,6 +267,17 @@ def pytest_configure(config: Any) -> None:
         response.headers = requests.structures.CaseInsensitiveDict(response.headers)
         return response
 
+    get = requests.get
+
+    def picture(url: str, **options: Any) -> Any:
+        if not url.endswith(".png"):
+            return get(url, **options)
+        response, file = requests.Response(), io.BytesIO()
+        Image.fromarray(drawn(32, 32, seed=len(url))).save(file, "png")
+        response.status_code, response._content = 200, file.getvalue()
+        return response
+
+    requests.get = picture
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     utils.download_file = stand_in
     utils.ServerProcess.make_request = make_request
@@ -259,6 +293,8 @@ def main() -> int:
         folder, models = Path(temporary) / TESTS, Path(temporary) / "stand_ins"
         shutil.copytree(options.llama_cpp / TESTS, folder)
         (Path(temporary) / "models").symlink_to((options.llama_cpp / "models").resolve())
+        (folder.parents[1] / "mtmd").mkdir()
+        shutil.copy(options.llama_cpp / "tools/mtmd/test-1.jpeg", folder.parents[1] / "mtmd")
         models.mkdir()
         texts = ((folder / "unit" / f"test_{name}.py").read_text() for name in ("embedding", "rerank"))
         write_models(models, options.model, " ".join(texts))

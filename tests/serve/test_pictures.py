@@ -150,6 +150,68 @@ def test_every_api_shows_the_same_picture(tmp_path: Path) -> None:
         assert counted == reply["usage"]["input_tokens"] + reply["usage"].get("cache_read_input_tokens", 0)
 
 
+def test_prompts_with_pictures(tmp_path: Path) -> None:
+    """llama-server's form: a marker in the text for each picture."""
+    with serving(tmp_path) as server:
+        whole = chat(server, user(ONE, "What?"))["choices"][0]["message"]["content"]
+
+        def completed(text: str, *pictures: str, path: str = "/completion", **fields: Any) -> Any:
+            prompt = {"prompt_string": text, "multimodal_data": list(pictures)}
+            return server.send(path, {"prompt": prompt, "n_predict": N_NEW, "temperature": 0, **fields})
+
+        text = "<bos><__media__>What?<eos><bos>"
+        reply = completed(text, b64(ONE)).json
+        assert reply["content"] == whole
+        assert reply["timings"]["cache_n"] == reply["tokens_evaluated"] - 1
+        assert completed(text, b64(OTHER)).json["content"] != whole
+        assert completed(text, b64(ONE), path="/v1/completions", parse_special=True).json["choices"][0]["text"] == whole
+        one = {"prompt_string": text, "multimodal_data": [b64(ONE)]}
+        for wrong, param in [
+            (completed("What?", b64(ONE)), "prompt"),
+            (completed(text, b64(ONE), b64(ONE)), "prompt"),
+            (completed(text, "malformed"), "prompt.multimodal_data[0]"),
+            (completed(text, b64(ONE), path="/v1/completions", suffix="x"), "suffix"),
+            (server.send("/completion", {"prompt": [one]}), "prompt"),
+        ]:
+            assert (wrong.status, wrong.json["error"]["param"]) == (400, param)
+    (tmp_path / "mmproj-text.gguf").unlink()
+    with serving(tmp_path) as server:
+        prompt = {"prompt_string": text, "multimodal_data": [b64(ONE)]}
+        reply = server.send("/completion", {"prompt": prompt})
+        assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
+
+
+def test_files_of_a_folder_only(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    (shown / "in").mkdir(parents=True)
+    (shown / "in" / "a b.png").write_bytes(png(ONE))
+    (tmp_path / "secret.png").write_bytes(png(ONE))
+    (shown / "link.png").symlink_to(tmp_path / "secret.png")
+    (shown / "circle.png").symlink_to(shown / "circle.png")
+
+    def asked(server: Served, name: str) -> Any:
+        parts = [{"type": "image_url", "image_url": {"url": f"file://{name}"}}, {"type": "text", "text": "What?"}]
+        return server.send("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
+
+    with serving(tmp_path, http={"media_path": shown}) as server:
+        assert asked(server, "in/a b.png").status == 200
+        assert asked(server, "//in//a b.png").status == 200
+        for name in (
+            "../secret.png",
+            "link.png",
+            "circle.png",
+            "in",
+            "",
+            "none.png",
+            "a\0b",
+            str(tmp_path / "secret.png"),
+        ):
+            reply = asked(server, name)
+            assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_image"), name
+    with serving(tmp_path) as server:
+        assert asked(server, "in/a b.png").json["error"]["code"] == "unsupported_content"
+
+
 def test_capabilities(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert "vision" in server.send("/api/show", {"model": "tiny"}).json["capabilities"]
@@ -159,6 +221,7 @@ def test_capabilities(tmp_path: Path) -> None:
         assert server.send("/props").json["modalities"] == {"vision": True, "audio": False}
         (one,) = server.send("/v1/models").json["data"]
         assert one["architecture"]["input_modalities"] == ["text", "image"]
+        assert server.send("/models").json["models"][0]["capabilities"] == ["completion", "multimodal"]
     (tmp_path / "mmproj-text.gguf").unlink()
     with serving(tmp_path) as server:
         assert "vision" not in server.send("/api/show", {"model": "tiny"}).json["capabilities"]

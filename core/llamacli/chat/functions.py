@@ -40,7 +40,13 @@ def described(tools: Tools | None) -> tuple[tuple[Mapping[str, Any], ...] | None
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """JSON description of a function, from its signature and docstring."""
+    """JSON description of a function, from its signature and docstring.
+
+    A function whose attribute `tool` is a description has that one.
+    """
+    own = getattr(function, "tool", None)
+    if own is not None:
+        return dict(own)
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     schema: dict[str, Any] = {

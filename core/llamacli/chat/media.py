@@ -131,14 +131,14 @@ def media_inputs(
 
 
 def prompt_of_pictures(
-    rendering: Rendering, encode: Callable[[str, bool], list[int]], encoder: LoadedEncoder
+    divided: Sequence[Any], encode: Callable[[str, bool], list[int]], encoder: LoadedEncoder
 ) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
-    """Content keys of a rendering with tiles, before their encoding.
+    """Content keys of a rendering's parts with tiles, before their encoding.
 
     Their contents have zeros in the place of the tiles' rows. The last result are the tiles by content key, with the
     index of the row.
     """
-    parts = plan([], rendering.parts, encode).parts
+    parts = plan([], divided, encode).parts
     inputs = media_inputs(parts, 0, lambda: encoder, lambda tile: np.zeros((len(tile.ids), encoder.n_embd), np.float32))
     contents = Contents()
     if inputs is None:

@@ -41,6 +41,10 @@ _OPTIONS = (
     option("--reasoning-effort", metavar="LEVEL", help="Reasoning effort: for most models low, medium or high."),
     option("--context-shift", is_flag=True, help="Drop the oldest messages when the context is full."),
     option("--tools", type=PATH, help="Let the model call the functions of this Python file."),
+    option(
+        "--mcp", type=PATH,
+        help="Let the model call tools of the MCP servers in this JSON file; you are asked before each call.",
+    ),
     option("--log/--no-log", default=False, help="Record the chat for `llamacli logs`; default: off."),
     option(
         "--resume", metavar="ID", type=Integer(0),
@@ -63,6 +67,7 @@ class ChatOptions(NamedTuple):
     variables: dict[str, Any]
     context_shift: bool
     tools: str | None
+    mcp: str | None
     log: bool
     resume: int | None
     requested: bool
@@ -72,15 +77,15 @@ class ChatOptions(NamedTuple):
         """Remove the chat options from a command's parameters; raises UsageError, OSError."""
         names = ("system_prompt", "raw", "chat_template", "chat_template_file", "think", "reasoning_effort")
         system, raw, template, file, think, effort = map(given.pop, names)
-        shift, tools, log, resume = map(given.pop, ("context_shift", "tools", "log", "resume"))
+        shift, tools, mcp, log, resume = map(given.pop, ("context_shift", "tools", "mcp", "log", "resume"))
         if template is not None and file is not None:
             raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
         if file is not None:
             template = read_file(Path(file))
-        requested = shift or any(value is not None for value in (system, template, think, effort, tools, resume))
+        requested = shift or any(value is not None for value in (system, template, think, effort, tools, mcp, resume))
         pairs = {"enable_thinking": think, "reasoning_effort": effort}.items()
         variables = {name: value for name, value in pairs if value is not None}
-        return cls(argument(system or ""), raw, template, variables, shift, tools, log, resume, requested)
+        return cls(argument(system or ""), raw, template, variables, shift, tools, mcp, log, resume, requested)
 
     def should_chat(self, model: Model) -> bool:
         """Decide between chat, which needs a template, and completion."""

@@ -28,7 +28,7 @@ from llamacli.util.settings import MAX_CONTEXT
 if TYPE_CHECKING:
     from llamacli.hub.personas import Persona
 
-_INPUTS = ("grammar_file", "json_schema_file", "tools", "load_session")
+_INPUTS = ("grammar_file", "json_schema_file", "tools", "mcp", "load_session")
 """Options with files that are read once the model is loaded."""
 
 

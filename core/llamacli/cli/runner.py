@@ -16,6 +16,7 @@ from llamacli.cli.conversations import Conversation, conversation_log
 from llamacli.cli.functions import load_functions
 from llamacli.cli.generate import Completion, CompletionWriter, complete
 from llamacli.cli.logprobs import logprobs_as_json, print_logprobs, write_heat
+from llamacli.cli.mcp import mcp_functions
 from llamacli.cli.options import warn_of_long_context
 from llamacli.cli.output import human_bytes, note, one_line, print_json, write
 from llamacli.cli.progress import load
@@ -26,6 +27,7 @@ from llamacli.util.system import peak_rss
 
 if TYPE_CHECKING:
     from llamacli import ChatSession, Model, SamplingParams, Session, Stats
+    from llamacli.chat.functions import Functions
     from llamacli.cli.repl import Repl
     from llamacli.stages.link import Workers
 
@@ -140,13 +142,14 @@ class Switch:
 
 def execute(options: RunOptions) -> str | None:
     """Load, generate, report; returns the stop reason, None after a chat."""
-    result = _run(options, None)
-    while isinstance(result, Switch):
-        result = _switched(options, result)
-    return result
+    with mcp_functions(options.chat.mcp) as functions:
+        result = _run(options, functions, None)
+        while isinstance(result, Switch):
+            result = _switched(options, functions, result)
+        return result
 
 
-def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
+def _run(options: RunOptions, functions: Functions, repl: Repl | None) -> str | Switch | None:
     started = time.perf_counter()
     with load(
         options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
@@ -158,7 +161,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
             from llamacli.kv.prompt_cache import MAX_BYTES, PromptCache
 
             model.prompt_cache = PromptCache(Path(options.prompt_cache), MAX_BYTES)
-        result = _generate(options, model, time.perf_counter() - started, repl)
+        result = _generate(options, functions, model, time.perf_counter() - started, repl)
         finish_copies()  # a model that is closed earlier leaves none
     if not isinstance(result, Result):
         return result
@@ -166,7 +169,7 @@ def _run(options: RunOptions, repl: Repl | None) -> str | Switch | None:
     return result.completion.stop
 
 
-def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
+def _switched(options: RunOptions, functions: Functions, switch: Switch) -> str | Switch | None:
     """Continue a chat with another model, or its own after an error.
 
     Adapters are those of the first model.
@@ -178,13 +181,15 @@ def _switched(options: RunOptions, switch: Switch) -> str | Switch | None:
         return attrs.evolve(options, model=name, lora=lora, images=(), mmproj=mmproj)
 
     try:
-        return _run(with_model(switch.wanted), switch.repl)
+        return _run(with_model(switch.wanted), functions, switch.repl)
     except (LlamaCliError, OSError) as error:
         note(f"error: {one_line(error)}")
-        return _run(with_model(switch.model), switch.repl)
+        return _run(with_model(switch.model), functions, switch.repl)
 
 
-def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | None) -> Result | Switch | None:
+def _generate(
+    options: RunOptions, functions: Functions, model: Model, load_s: float, repl: Repl | None
+) -> Result | Switch | None:
     chats = options.chat.should_chat(model)
     if repl is not None and not chats:
         raise InvalidRequestError(f"{options.model} has no chat template")
@@ -208,7 +213,10 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
             options.sampling, model.metadata, session.n_ctx, model.find_sampler, model.added_samplers
         )
         _check(session, params)
-        functions = load_functions(options.chat.tools) if options.chat.tools is not None else {}
+        own = load_functions(options.chat.tools) if options.chat.tools is not None else {}
+        if twice := own.keys() & functions.keys():
+            raise InvalidRequestError(f"--tools and --mcp both have a tool {min(twice)!r}")
+        functions = {**own, **functions}
         chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None
         saved = session if chat is None else chat
         if options.load_session is not None and repl is None:

@@ -278,6 +278,15 @@ _GROUPS = {
             "--media-url/--no-media-url", default=False, show_default=True,
             help="Fetch pictures of requests from http and https addresses, of public hosts only.",
         ),
+        option(
+            "--media-path", metavar="DIR", type=PATH,
+            help="Folder of pictures that requests name as file://NAME. Default: such names are refused.",
+        ),
+        option(
+            "--mcp", "--mcp-servers-config", "mcp", metavar="FILE", type=PATH,
+            help="List and run tools of the MCP servers in this JSON file at /tools, and on the page. Whoever may use "
+            "this server can run them.",
+        ),
         option("--props", is_flag=True, help="Let POST /props change sampling parameters, seed and limit of requests."),
         option("--slots", is_flag=True, help="Show running requests at /slots, without texts."),
         option("--metrics/--no-metrics", default=True, show_default=True, help="Serve /metrics for Prometheus."),
@@ -409,6 +418,7 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     from llamacli.serve.http.server import expect_certificate
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.settings import MOST_RUNNING
+    from llamacli.tools.mcp import read_servers
 
     template, file, key_file = given["chat_template"], given["chat_template_file"], given["api_key_file"]
     if template is not None and file is not None:
@@ -440,10 +450,12 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         sampling={name: given[name] for name in PARAMETERS if given[name] is not None},
         seed=given["seed"] if given["seed"] is not None and given["seed"] >= 0 else None,
         max_tokens=given["max_tokens"],
+        mcp=read_servers(Path(given["mcp"])) if given["mcp"] else (),
         catalogue=given["catalogue"] and Path(given["catalogue"]),
         data=given["data"] and Path(given["data"]),
         store_size=given["store_size"],
         store_age=given["store_age"] * 86400 or None,
+        media_path=given["media_path"] and Path(given["media_path"]),
         slot_folder=given["slot_save_path"] and Path(given["slot_save_path"]),
         hosts=tuple(host for text in given["host"] for host in text.split(",")),
         ssl=files,
@@ -552,6 +564,8 @@ def _log_requests(*, as_json: bool) -> None:
 def _warn_of_open_server(http: HttpSettings) -> None:
     from llamacli.serve.http.middleware import is_loopback
 
+    if http.mcp and "*" in http.cors_origins:
+        logging.getLogger("llamacli.serve").warning("web pages of any origin can run the tools of --mcp")
     for host in http.hosts:
         if not (http.api_keys or http.api_key_file or is_loopback(host)):
             logging.getLogger("llamacli.serve").warning(

@@ -56,6 +56,17 @@ def test_completion(http, fake) -> None:
     assert post(http, return_tokens=True).json["tokens"] == [7, 9]
 
 
+@pytest.mark.parametrize("given", [None, {"5": -1.0}, [[5, -1.0]]])
+def test_ignored_ends_are_forbidden(http, fake, demo, given) -> None:
+    """As by llama-server; in OpenAI's API a text goes on behind them."""
+    fake.script = script
+    biases = post(http, ignore_eos=True, logit_bias=given).json["generation_settings"]["logit_bias"]
+    expected = dict.fromkeys(demo.tokenizer.eog_ids) | ({} if given is None else {5: -1.0})
+    assert {one["token"]: one["bias"] for one in biases} == expected
+    post(http, "/v1/completions", ignore_eos=True)
+    assert not fake.requests[-1].params.logit_bias
+
+
 def test_a_text_that_fills_the_context_is_truncated(http, fake) -> None:
     for n_prompt, expected in ((1020, False), (1021, True)):
         done = Done(Usage(n_prompt, 0, 3), Timings(0.0, 0.0, 0.0))

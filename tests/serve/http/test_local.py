@@ -193,6 +193,14 @@ def test_models_that_only_a_request_of_their_own_loads(serve, fake, monkeypatch)
     assert "role" not in http.send("/props").json
 
 
+def test_properties_wake_no_model_that_sleeps(serve, fake, monkeypatch) -> None:
+    http, infos = serve(), fake.models()
+    asleep = tuple(attrs.evolve(info, status="sleeping") for info in infos)
+    monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
+    assert http.send("/props").json["is_sleeping"] is True
+    assert fake.n_pins == 0
+
+
 def test_properties_of_a_model_keep_it_asleep(serve, fake, monkeypatch) -> None:
     http, infos = serve(), fake.models()
     awake = http.send("/props").json

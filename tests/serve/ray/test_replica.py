@@ -94,7 +94,7 @@ def test_pictures(tmp_path: Path) -> None:
         expected = model.create_completion(inputs, max_tokens=6, temperature=0.0)["choices"][0]["text"]
     with load_unweighted(text, "fp32", mmproj=mmproj) as ingress:
         encode = ingress.create_chat_codec().template.encode
-        ids, contents, tiles = prompt_of_pictures(rendered(ingress), encode, ingress.media_encoder())
+        ids, contents, tiles = prompt_of_pictures(rendered(ingress).parts, encode, ingress.media_encoder())
         identity = ingress.identity
     settings = attrs.asdict(EngineSettings(n_ctx=256, max_running=2, threads=1, mode="fp32"))
     setup = Setup(identity, str(text), "see", settings, 0.5, (1, 1), 30.0, mmproj=(str(mmproj), file_digest(mmproj)))

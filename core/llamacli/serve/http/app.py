@@ -38,7 +38,12 @@ _log = logging.getLogger(__name__)
 
 def create_app(engine: Engine, settings: HttpSettings | None = None) -> ASGIApp:
     """ASGI app that serves an engine; the engine's owner closes it."""
-    server, traces = Server(engine, settings or HttpSettings()), traces_of_environment()
+    return app_of(Server(engine, settings or HttpSettings()))
+
+
+def app_of(server: Server) -> ASGIApp:
+    """ASGI app of a server's endpoints."""
+    traces = traces_of_environment()
     starlette = Starlette(
         routes=list(_routes(server)),
         lifespan=lambda _: _lifespan(server, traces),
@@ -118,7 +123,8 @@ async def root(call: Call) -> None:
 @contextlib.asynccontextmanager
 async def _lifespan(server: Server, traces: Traces | None) -> AsyncIterator[None]:
     """Go on with stored work, and keep watch, while the app runs."""
-    watches = [asyncio.create_task(_measure_lag(server)), asyncio.create_task(_expire(server))]
+    work = _measure_lag(server), _expire(server), server.mcp.tools()
+    watches = [asyncio.create_task(one) for one in work]
     if server.store.unfinished("response"):
         from llamacli.serve.http.openai.stored import resume  # which imports the handlers
 
@@ -133,6 +139,7 @@ async def _lifespan(server: Server, traces: Traces | None) -> AsyncIterator[None
         for watch in watches:
             watch.cancel()
         await server.jobs.close()
+        await server.mcp.close()
         if traces is not None:
             await server.run(traces.close)
         server.close()

@@ -58,6 +58,7 @@ from llamacli.serve.requests import (
     TextDelta,
 )
 from llamacli.serve.store import Store
+from llamacli.tools.mcp import McpServers
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -98,7 +99,8 @@ class Server:
     `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
     and schemas, which may take longer.
     `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
-    leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys.
+    leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys, `mcp` runs tools of
+    local servers.
     """
 
     engine: Engine
@@ -114,6 +116,7 @@ class Server:
     catalogue: Catalogue | None = attrs.field(init=False)
     keys: Keys = attrs.field(init=False)
     store: Store = attrs.field(init=False)
+    mcp: McpServers = attrs.field(init=False)
 
     @catalogue.default
     def _catalogue(self) -> Catalogue | None:
@@ -126,6 +129,10 @@ class Server:
     @store.default
     def _store(self) -> Store:
         return Store(self.settings.data, self.settings.store_size, self.settings.store_age)
+
+    @mcp.default
+    def _mcp(self) -> McpServers:
+        return McpServers(self.settings.mcp)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the pool."""

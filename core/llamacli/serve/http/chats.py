@@ -113,7 +113,7 @@ def chat_prompt(
         parts = (part.ids if isinstance(part, Tile) else part for part in rendering.parts)
         expect_room((part for part in parts if not isinstance(part, int)), model, info)
     if shown:
-        ids, contents, tiles = prompt_of_pictures(rendering, codec.template.encode, model.media_encoder())
+        ids, contents, tiles = prompt_of_pictures(rendering.parts, codec.template.encode, model.media_encoder())
     else:
         contents, tiles = None, {}
         ids = truncated(codec.encode(rendering), request.truncate_prompt_tokens, info.n_ctx or model.config.n_ctx)

@@ -21,9 +21,9 @@ from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import Prompt, chat_prompt, echoed_text
 from llamacli.serve.http.constraints import chain, schema_of
-from llamacli.serve.http.pictures import layouts
+from llamacli.serve.http.pictures import layouts, pictured_prompt
 from llamacli.serve.http.prompt_embeds import embedded_prompts
-from llamacli.serve.http.prompts import encoded_prompts
+from llamacli.serve.http.prompts import encoded_prompts, has_pictures
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import SAMPLING_FIELDS, Generation, LoraScale, Sampling
 from llamacli.serve.http.schemas.completions import CompletionRequest
@@ -70,6 +70,12 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         embedded, contents = await call.compute(embedded_prompts, request, info)
         prompts, constraint = await call.compute(_texts, request, model, info)
         prompts = [*(("", keys) for keys in embedded), *prompts]
+        if has_pictures(request.prompt):
+            _expect_text_only(request)
+            flags = {"add_special": request.add_special_tokens is not False,
+                     "parse_special": bool(request.parse_special)}  # fmt: skip
+            keys, contents, tiles = await pictured_prompt(call, request.prompt, model, info, **flags)
+            prompts = [("", keys)]
     wants_ids = isinstance(request, CompletionRequest) and request.return_token_ids
     n_probs = max(1, n_top) if n_top is not None else int(bool(wants_ids))
     ends = tuple(request.stop_token_ids or ())
@@ -144,6 +150,13 @@ async def rendered(call: Call, request: ChatRequest, info: ModelInfo, model: Mod
     """Prompt of a chat, with its pictures; see `chat_prompt`."""
     pictures = await layouts(call, request.messages, model, info)
     return await call.compute(chat_prompt, request, model, info, call.settings_of(info), pictures, fits=fits)
+
+
+def _expect_text_only(request: CompletionRequest) -> None:
+    """Check that nothing needs a prompt of text or token ids."""
+    for name in ("prompt_embeds", "suffix", "echo", "truncate_prompt_tokens"):
+        if getattr(request, name):
+            raise BadRequestError(f"{name}: it needs a prompt of text or token ids, without pictures", name)
 
 
 def _texts(request: CompletionRequest, model: Model, info: ModelInfo) -> tuple[list[tuple[str, list[int]]], Constraint]:

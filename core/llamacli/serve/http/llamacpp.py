@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -22,7 +22,7 @@ from llamacli.serve.http.generation import Prepared, generation_settings, prepar
 from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
 from llamacli.serve.http.openai.history import begin
 from llamacli.serve.http.openai.responses import as_chat
-from llamacli.serve.http.prompts import as_prompts
+from llamacli.serve.http.prompts import as_prompts, has_pictures
 from llamacli.serve.http.replies import Choice, joined, llamacpp_progress, llamacpp_timings, progress_timings
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.common import MAX_SEED, MAX_SLOTS, sampling_struct
@@ -54,7 +54,8 @@ class NativeRequest(CompletionRequest, kw_only=True):
     Without `n_predict` the text may fill the context. With `return_tokens` the response has the ids of its tokens;
     `response_fields` names the fields to return, with `/` between those of objects in others. With
     `post_sampling_probs`, `n_probs` reports the probabilities by which tokens were drawn, behind all samplers. A text
-    ends before a line after its first that is indented less than `n_indent` characters.
+    ends before a line after its first that is indented less than `n_indent` characters. `ignore_eos` forbids the tokens
+    that end it.
     """
 
     foreign: ClassVar[Foreign] = {name: why for name, why in CompletionRequest.foreign.items() if name not in _OWN}
@@ -123,6 +124,13 @@ async def completion(call: Call, request: NativeRequest) -> None:
     if request.n_predict is None and request.max_tokens is None and call.settings.max_tokens is None:
         request.n_predict = -1
     request.parse_special = request.parse_special is not False
+    if request.ignore_eos:
+        _, model = await call.model(request.model)
+        given, ends = request.logit_bias or {}, sorted(model.tokenizer.eog_ids)
+        if isinstance(given, Mapping):
+            request.logit_bias = {**given, **{str(token): False for token in ends}}
+        else:
+            request.logit_bias = [*given, *((token, False) for token in ends)]
     await _answer(call, request)
 
 
@@ -223,7 +231,7 @@ async def slot_action(call: Call) -> None:
 async def _answer(call: Call, request: NativeRequest) -> None:
     if request.prompt_embeds:
         raise BadRequestError("prompt_embeds: give it to /v1/completions", "prompt_embeds", "unsupported_parameter")
-    n_prompts = len(as_prompts(request.prompt, "prompt", 64))
+    n_prompts = 1 if has_pictures(request.prompt) else len(as_prompts(request.prompt, "prompt", 64))
     several = n_prompts * (request.n or request.n_cmpl or 1) > 1
     request.return_token_ids = bool(request.return_tokens or request.stream or several)
     made = await prepared(call, request)

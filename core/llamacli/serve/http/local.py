@@ -80,7 +80,7 @@ async def props(call: Call) -> None:
     """Properties of the server and a model, as llama-server's."""
     info = call.server.find_model(call.wanted_model)
     fingerprint, found = call.server.props.get(info.name, ("", None))
-    if found is None and not (info.loaded or call.settings.autoload):
+    if found is None and not info.loaded and (not call.settings.autoload or info.status == "sleeping"):
         found = _named(info)
     elif found is None or (info.loaded and info.fingerprint != fingerprint):
         found = await _props(call)

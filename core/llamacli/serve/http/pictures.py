@@ -1,26 +1,35 @@
-"""Pictures of chat requests: data URIs and remote addresses, decoded in threads."""
+"""Pictures of requests, decoded in threads.
+
+They come as data URIs, remote addresses, or names of files.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from llamacli.chat.media import Layout
-from llamacli.errors import MediaError
+from llamacli.chat.media import Layout, prompt_of_pictures
+from llamacli.errors import MediaError, TokenizerError
+from llamacli.inputs import Contents
 from llamacli.media.encoder import LoadedEncoder, Tile
-from llamacli.media.pictures import data_of_uri
+from llamacli.media.pictures import MAX_BYTES, data_of_uri
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, PromptTooLongError
 from llamacli.serve.http.call import Call
+from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.remote_files import fetch
 from llamacli.serve.http.schemas.chat import ChatMessage, ContentPart, PicturePart
+from llamacli.serve.http.schemas.completions import PromptText
 from llamacli.serve.requests import ModelInfo
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+MARKER = "<__media__>"
+"""Place of a picture in a prompt, as llama-server's."""
 MAX_PICTURES = 64
 """Most pictures of a request."""
 
@@ -34,17 +43,56 @@ async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, inf
     parts = [*_picture_parts(messages)] if info.sees else []
     if len(parts) > MAX_PICTURES:
         raise BadRequestError(f"messages: {len(parts)} pictures; {MAX_PICTURES} are allowed", "messages")
+    urls = [part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
+            for _, part in parts]  # fmt: skip
+    return await _layouts(call, [place for place, _ in parts], urls, model, info)
+
+
+async def pictured_prompt(
+    call: Call, prompt: PromptText, model: Model, info: ModelInfo, *, add_special: bool, parse_special: bool
+) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
+    """Content keys of a prompt with pictures in the places of `MARKER`, as of `prompt_of_pictures`.
+
+    Raises BadRequestError, PromptTooLongError.
+    """
+    texts, data = (prompt.prompt_string or "").split(MARKER), prompt.multimodal_data or []
+    if not info.sees:
+        raise BadRequestError("prompt: not supported, this model reads text only", "prompt", "unsupported_content")
+    if len(texts) != len(data) + 1:
+        raise BadRequestError(f"prompt: {len(texts) - 1} times {MARKER} for {len(data)} pictures", "prompt")
+    expect_room(texts, model, info)
+    places = [f"prompt.multimodal_data[{i}]" for i in range(len(data))]
+    shown = await _layouts(call, places, [f"data:image/unknown;base64,{one}" for one in data], model, info)
+    encode = functools.partial(model.tokenizer.encode, parse_special=parse_special)
+
+    def keys() -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
+        parts: list[int | Tile] = [*encode(texts[0], add_special=add_special)]
+        for layout, text in zip(shown, texts[1:], strict=True):
+            for one in layout:
+                parts += encode(one, add_special=False, parse_special=True) if isinstance(one, str) else [one]
+            parts += encode(text, add_special=False) if text else []
+        return prompt_of_pictures(parts, lambda text, _: encode(text, add_special=False), model.media_encoder())
+
+    try:
+        return await call.compute(keys)
+    except TokenizerError as error:
+        raise BadRequestError(f"prompt: {error}", "prompt") from None
+
+
+async def _layouts(
+    call: Call, places: Sequence[str], urls: Sequence[str], model: Model, info: ModelInfo
+) -> list[Layout]:
     found: list[Layout] = []
     n_tokens, n_ctx = 0, info.n_ctx or model.config.n_ctx
-    for place, part in parts:
-        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
+    for place, url in zip(places, urls, strict=True):
+        source: str | bytes = url
         if url[:8].lower().startswith(("http://", "https://")):
             if not call.settings.media_url:
                 reason = "remote addresses are not read; send a data URI, or start the server with --media-url"
                 raise BadRequestError(f"{place}: {reason}", place, "unsupported_content")
-            source: str | bytes = await call.unless_gone(_in(call, fetch, url, place))
-        else:
-            source = url
+            source = await call.unless_gone(_in(call, fetch, url, place))
+        elif url[:7].lower() == "file://":
+            source = await call.unless_gone(_in(call, _file, call.settings.media_path, url[7:], place))
         layout = await call.unless_gone(_in(call, _layout, model, source, place))
         n_tokens += sum(len(one.ids) for one in layout if isinstance(one, Tile))
         if n_tokens >= n_ctx:
@@ -63,6 +111,21 @@ def _picture_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Conte
         for k, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type == "image_url":
                 yield part.place if isinstance(part, PicturePart) else f"messages[{i}].content[{k}].image_url", part
+
+
+def _file(folder: Path | None, name: str, place: str) -> bytes:
+    """Bytes of a file in a folder, whatever `..` and links its name has."""
+    if folder is None:
+        raise BadRequestError(f"{place}: files are not read; see --media-path", place, "unsupported_content")
+    try:
+        path = folder.joinpath(name.lstrip("/")).resolve(strict=True)
+        if path.is_relative_to(folder.resolve()) and path.is_file():
+            if path.stat().st_size > MAX_BYTES:
+                raise BadRequestError(f"{place}: more than the {MAX_BYTES} bytes of a picture", place, "invalid_image")
+            return path.read_bytes()
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a circle of links
+        pass
+    raise BadRequestError(f"{place}: there is no file {name[:200]!a}", place, "invalid_image")
 
 
 def _layout(model: Model, source: str | bytes, place: str) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from llamacli.errors import TokenizerError
 from llamacli.model import Model
@@ -18,10 +19,10 @@ Mixed = str | list[int | str]
 def encoded_prompts(request: CompletionRequest, model: Model, info: ModelInfo) -> list[tuple[str, list[int]]]:
     """Text and token ids of each prompt.
 
-    Prompts of ids have a text only with `echo`. With `prompt_embeds` there may be none. Raises BadRequestError,
-    PromptTooLongError.
+    Prompts of ids have a text only with `echo`. With `prompt_embeds` or pictures there may be none.
+    Raises BadRequestError, PromptTooLongError.
     """
-    if request.prompt_embeds and not request.prompt:
+    if has_pictures(request.prompt) or (request.prompt_embeds and not request.prompt):
         return []
     prompts = as_prompts(request.prompt, "prompt", MAX_PROMPTS)
     if request.truncate_prompt_tokens is None:
@@ -49,9 +50,16 @@ def as_prompts(prompt: Prompt | None, name: str, limit: int) -> list[Mixed]:
     return [item for item in items if not isinstance(item, int)]
 
 
+def has_pictures(prompt: Prompt | None) -> TypeGuard[PromptText]:
+    """True for the prompt of `pictured_prompt`."""
+    return isinstance(prompt, PromptText) and bool(prompt.multimodal_data)
+
+
 def _plain(text: str | PromptText, name: str) -> str:
     if isinstance(text, str):
         return text
+    if text.multimodal_data:
+        raise BadRequestError(f"{name}: pictures are for one prompt of a completion", name, "unsupported_content")
     if (text.prompt_string is None) == (text.content is None):
         raise BadRequestError(f"{name}: an object has prompt_string or content", name)
     for part in text.content or ():

@@ -18,7 +18,8 @@ from typing import Any
 import uvicorn
 
 from llamacli.errors import InvalidRequestError
-from llamacli.serve.http.app import create_app
+from llamacli.serve.http.app import app_of
+from llamacli.serve.http.call import Server
 from llamacli.serve.http.heads import HeadTimeout
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Engine
@@ -98,9 +99,10 @@ class HttpServer(uvicorn.Server):
         listening: Sequence[socket.socket],
         on_ready: Callable[[], None] = lambda: None,
     ):
+        self._server = Server(engine, settings)
         super().__init__(
             uvicorn.Config(
-                create_app(engine, settings),
+                app_of(self._server),
                 log_config=None,
                 log_level=logging.WARNING,
                 access_log=False,
@@ -186,6 +188,7 @@ class HttpServer(uvicorn.Server):
 
     async def _drain_for(self, seconds: float) -> None:
         await self._engine.drain(seconds)
+        await self._server.mcp.close()  # calls of tools end
         self.should_exit = True
 
 

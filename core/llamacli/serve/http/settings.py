@@ -9,6 +9,7 @@ import attrs
 
 from llamacli.serve.http.keys import ApiKey, as_keys
 from llamacli.serve.requests import ModelSource
+from llamacli.tools.mcp import McpServer
 
 
 @attrs.frozen(kw_only=True)
@@ -41,8 +42,10 @@ class HttpSettings:
     - `slots`: serve `/slots`. `slot_folder`: folder of the files of saved slots, None for none.
     - `props`: let `POST /props` change the defaults of requests.
     - `metrics`: serve `/metrics`. `llamacpp_metrics`: repeat metrics under llama-server's names.
-    - `media_url`: fetch pictures from addresses of http and https, of public hosts only.
+    - `media_url`: fetch pictures from addresses of http and https, of public hosts only. `media_path`: folder of files
+      that `file://` addresses name, None for none.
     - `log_texts`: log the bodies of requests, and let replies have `__verbose` by default.
+    - `mcp`: local MCP servers, whose tools `/tools` lists and runs.
     - `catalogue`: folder of models that clients pull, create and delete, None for none.
     - `data`: folder of the store of responses, conversations, files and batches, None for one in memory.
     - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
@@ -83,7 +86,9 @@ class HttpSettings:
     metrics: bool = True
     llamacpp_metrics: bool = False
     media_url: bool = False
+    media_path: Path | None = None
     log_texts: bool = False
+    mcp: tuple[McpServer, ...] = ()
     catalogue: Path | None = None
     data: Path | None = None
     store_size: int = 256 << 20

@@ -1,6 +1,6 @@
 // The page: conversations, the present one, its replies and its settings.
 
-import { get, key, titleOf as titleOfError } from "./api.js";
+import { get, key, post, titleOf as titleOfError } from "./api.js";
 import { ChatView } from "./chat-view.js";
 import { Composer } from "./composer.js";
 import { announce, count, el, textButton } from "./dom.js";
@@ -26,6 +26,7 @@ class App {
   saved_ms = 0; // duration of the last save: pictures make it long
   models = [];
   props = {};
+  tools = []; // definitions of the tools that the server runs
 
   async start() {
     const last = location.hash.slice(1);
@@ -251,6 +252,7 @@ class App {
       conversation,
       node,
       nodes: pathTo(conversation, node.parent),
+      offered: this.tools,
       changed: () => {
         if (conversation === this.conversation) this.chat.update(node.id);
         if (!loaded) this.#refreshModels();
@@ -328,9 +330,11 @@ class App {
         });
         this.#reply();
       },
+      runs: (call) => this.tools.some((tool) => tool.function.name === call.name),
+      run: (call) => post("tools", { tool: call.name, params: JSON.parse(call.arguments || "{}") }),
       tokens: async (node) => {
         if (!node.tokens?.length || node.tokens.map(({ text }) => text).join("").length < node.content.length) {
-          node.tokens = await score(this.conversation, pathTo(this.conversation, node.parent), node);
+          node.tokens = await score(this.conversation, pathTo(this.conversation, node.parent), node, this.tools);
           this.#save(this.conversation);
         }
         return node.tokens;
@@ -353,6 +357,8 @@ class App {
     try {
       this.models = (await get("v1/models")).data;
       this.props = await get("props");
+      this.tools = (await get("tools")).map(({ definition }) => definition);
+      this.settings.offer(this.tools.map((tool) => tool.function.name));
     } catch (error) {
       if (error.status === 401) {
         this.#askKey(() => this.#loadModels());

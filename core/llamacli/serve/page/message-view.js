@@ -88,12 +88,28 @@ export class MessageView {
         const field = el("textarea", { rows: 2, id: `result-${this.message.id}-${i}`, placeholder: "What the tool returns", className: "mono" });
         fields.push(field);
         card.append(el("label", { htmlFor: field.id }, `Result of ${call.name}`), field);
+        if (this.actions.runs(call)) card.append(this.#runButton(call, field));
       }
       return card;
     });
     const send = () => this.actions.sendResults(this.message, fields.map((field) => field.value));
     if (waiting && calls.length) cards.push(textButton(calls.length > 1 ? "Send the results" : "Send the result", send, { className: "button primary" }));
     this.calls.replaceChildren(...cards);
+  }
+
+  /** Button that runs a tool of the server, and puts its result into the field. */
+  #runButton(call, field) {
+    const button = textButton("Run on the server", async () => {
+      button.disabled = true;
+      try {
+        const result = await this.actions.run(call);
+        field.value = result.plain_text_response ?? JSON.stringify(result);
+      } catch (error) {
+        field.value = JSON.stringify({ error: error.message });
+      }
+      button.disabled = false;
+    });
+    return button;
   }
 
   #showState(reply) {
@@ -296,12 +312,16 @@ function size(text) {
   return bytes < 1000 ? `${bytes} characters` : `${(bytes / 1000).toFixed(1)} thousand characters`;
 }
 
+/** Arguments of a call, indented. Characters that hide text, or turn its direction, are spelled: the user decides by it. */
 function pretty(text) {
+  let shown = text;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    shown = JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text;
+    // Not JSON: as it is.
   }
+  const spelled = (found) => `\\u${found.codePointAt(0).toString(16).padStart(4, "0")}`;
+  return shown.replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, spelled);
 }
 
 /** Numbers of a reply in words. */

@@ -14,12 +14,13 @@ export const hasTemplate = (model) => !withoutTemplate.has(model ?? "");
 
 export class Reply {
   /**
-   * Reply in the message `node`, after the messages `nodes`. A text that it has already is continued.
+   * Reply in the message `node`, after the messages `nodes`. A text that it has already is continued. `offered` are the
+   * tools of the server.
    *
    * `changed` is called for each change, `ended` once. `phase` is "waiting", "prompt", "writing", "retrying" or "done".
    */
-  constructor({ conversation, node, nodes, changed, ended }) {
-    Object.assign(this, { conversation, node, nodes, changed, ended });
+  constructor({ conversation, node, nodes, offered, changed, ended }) {
+    Object.assign(this, { conversation, node, nodes, offered, changed, ended });
     this.phase = "waiting";
     this.progress = null;
     this.retryAt = 0;
@@ -71,7 +72,7 @@ export class Reply {
     const { settings } = this.conversation;
     const template = hasTemplate(settings.model);
     const begun = this.node.content ? this.node : null;
-    const { path, body } = requestOf({ settings, nodes: this.nodes, begun, template });
+    const { path, body } = requestOf({ settings, nodes: this.nodes, begun, template, offered: this.offered });
     this.phase = "waiting";
     this.changed(this);
     const read = template ? (data) => this.#readChat(data) : (data) => this.#readCompletion(data);
@@ -167,10 +168,10 @@ export class Reply {
 }
 
 /** Tokens of a reply that is written, with their probabilities: the server reads it again. Throws ApiError. */
-export async function score(conversation, nodes, reply, signal) {
+export async function score(conversation, nodes, reply, offered, signal) {
   const { settings } = conversation;
   const template = hasTemplate(settings.model);
-  const { path, body } = scoringOf({ settings, nodes, reply, template });
+  const { path, body } = scoringOf({ settings, nodes, reply, template, offered });
   let choice;
   try {
     [choice] = (await post(path, body, signal)).choices;
@@ -178,7 +179,7 @@ export async function score(conversation, nodes, reply, signal) {
   } catch (error) {
     if (error.code !== "chat_template_error" || error.param || !template) throw error;
     withoutTemplate.add(settings.model ?? "");
-    return score(conversation, nodes, reply, signal);
+    return score(conversation, nodes, reply, offered, signal);
   }
   if (template) return within(fromChat(choice.logprobs), 0, reply.content);
   const tokens = fromCompletion(choice.logprobs);

@@ -12,12 +12,16 @@ export const DEFAULTS = {
   schema: "",
   tools: "",
   toolChoice: "auto",
+  serverTools: true,
   reasoning: "",
   probabilities: false,
 };
 
-/** Request of a reply: endpoint and body. `nodes` are the messages before it, `begun` the text that it continues. */
-export function requestOf({ settings, nodes, begun = null, template = true }) {
+/**
+ * Request of a reply: endpoint and body. `nodes` are the messages before it, `begun` the text that it continues,
+ * `offered` the tools of the server.
+ */
+export function requestOf({ settings, nodes, begun = null, template = true, offered = [] }) {
   const { model, system, params } = settings;
   const body = { ...params, stream_options: { include_usage: true }, return_progress: true };
   if (model) body.model = model;
@@ -37,7 +41,7 @@ export function requestOf({ settings, nodes, begun = null, template = true }) {
   }
   const messages = toApi(begun?.content ? [...nodes, begun] : nodes, system);
   if (begun?.content) body.continue_final_message = true;
-  const tools = toolsOf(settings.tools);
+  const tools = allTools(settings, offered);
   if (tools) Object.assign(body, { tools, tool_choice: settings.toolChoice });
   if (settings.reasoning) body.reasoning_effort = settings.reasoning;
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: N_TOP });
@@ -45,16 +49,24 @@ export function requestOf({ settings, nodes, begun = null, template = true }) {
 }
 
 /** Request that scores a reply that is written: its tokens' probabilities, in a chat with one token more. */
-export function scoringOf({ settings, nodes, reply, template = true }) {
+export function scoringOf({ settings, nodes, reply, template = true, offered = [] }) {
   const model = settings.model ? { model: settings.model } : {};
   if (!template) {
     const prompt = toText([...nodes, reply], settings.system);
     return { path: "v1/completions", body: { ...model, prompt, echo: true, logprobs: N_TOP, max_tokens: 0 } };
   }
   const scored = { echo: true, continue_final_message: true, logprobs: true, top_logprobs: N_TOP, max_tokens: 1 };
-  const tools = toolsOf(settings.tools);
+  const tools = allTools(settings, offered);
   const messages = toApi([...nodes, { ...reply, calls: undefined }], settings.system);
   return { path: "v1/chat/completions", body: { ...model, ...scored, messages, ...(tools ? { tools } : {}) } };
+}
+
+/** Tools of the settings and, unless they are off, of the server; null for none. A name of the settings comes first. */
+function allTools(settings, offered) {
+  const own = toolsOf(settings.tools) ?? [];
+  const names = new Set(own.map((tool) => tool.function.name));
+  const more = settings.serverTools ? offered.filter((tool) => !names.has(tool.function.name)) : [];
+  return own.length || more.length ? [...own, ...more] : null;
 }
 
 /** `response_format` of a JSON schema in text; null for none. Throws an Error in words. */

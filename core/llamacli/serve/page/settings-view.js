@@ -25,7 +25,12 @@ const SCHEMA_EXAMPLE = `{
 export class SettingsView {
   /** Panel in `node`; `changed(settings)` is called for each valid change. */
   constructor(node, { changed }) {
-    Object.assign(this, { node, changed, defaults: {}, table: [] });
+    Object.assign(this, { node, changed, defaults: {}, table: [], offered: [] });
+  }
+
+  /** Names of the tools that the server runs; `show` shows them. */
+  offer(names) {
+    this.offered = names;
   }
 
   /** Show settings. `defaults` are the server's values of sampling parameters by name, `table` describes them. */
@@ -50,6 +55,8 @@ export class SettingsView {
       section("JSON schema", this.#text("schema", "Schema of the reply", "The reply is JSON that is valid by this schema.",
         { rows: 8, code: true, check: schemaOf, example: SCHEMA_EXAMPLE })),
       section("Tools",
+        ...(this.offered.length
+          ? [this.#switch("serverTools", "Tools of the server", `You run each call by a button: ${this.offered.join(", ")}.`)] : []),
         this.#text("tools", "Functions that the model may call", "A JSON list. You type in the results.",
           { rows: 8, code: true, check: toolsOf, example: TOOLS_EXAMPLE }),
         this.#choice("toolChoice", "Calls", "", [["auto", "Where the model wants"], ["required", "Always"], ["none", "Never"]])),
@@ -81,7 +88,7 @@ export class SettingsView {
 
   #reset() {
     const { model } = this.settings;
-    this.changed({ ...this.settings, system: "", params: {}, schema: "", tools: "", toolChoice: "auto", reasoning: "", probabilities: false, model });
+    this.changed({ ...this.settings, system: "", params: {}, schema: "", tools: "", toolChoice: "auto", serverTools: true, reasoning: "", probabilities: false, model });
     this.show(this.settings);
   }
 

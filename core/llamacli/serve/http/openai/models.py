@@ -28,7 +28,9 @@ async def models(call: Call) -> None:
     """
     if call.query.get("reload") == "1":
         await call.server.reload()
-    await call.respond({"object": "list", "data": [_shape(info) for info in call.server.engine.models()]})
+    infos = call.server.engine.models()
+    named = [{"name": info.name, "model": info.name, "capabilities": _capabilities(info)} for info in infos]
+    await call.respond({"object": "list", "data": [_shape(info) for info in infos], "models": named})
 
 
 async def model(call: Call) -> None:
@@ -40,7 +42,7 @@ async def events(call: Call) -> None:
     """Stream of the models' states, as llama-server's events."""
     seen: dict[str, dict[str, Any]] = {}
     async with call.stream() as write:
-        while True:
+        while call.server.engine.stats().status != "draining":
             present = {info.name: _status(info) for info in call.server.engine.models()}
             for name, status in present.items():
                 if seen.get(name) != status:
@@ -77,6 +79,11 @@ def _status(info: ModelInfo) -> dict[str, Any]:
     """State of a model, with the error of its last load."""
     failed = {"failed": True, "error": info.failure} if info.failure and not info.loaded else {}
     return {"value": info.status, **failed}
+
+
+def _capabilities(info: ModelInfo) -> list[str]:
+    """Capabilities under llama-server's names."""
+    return ["completion", *(["multimodal"] if info.sees else [])]
 
 
 def _shape(info: ModelInfo) -> dict[str, Any]:

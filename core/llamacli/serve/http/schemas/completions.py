@@ -8,18 +8,20 @@ from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import ContentPart
 from llamacli.serve.http.schemas.common import MAX_TOP_LOGPROBS, Generation, Limit, TokenId
-from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, TEXT_ONLY, Foreign, Refused, Schema
+from llamacli.serve.http.schemas.foreign import GENERATION, OPENAI, Foreign, Refused, Schema
 
 MAX_PROMPTS = 64
 MAX_INPUTS = 2048
 
 
 class PromptText(Schema, kw_only=True):
-    """Text of a prompt in an object, whole or in parts."""
+    """Text of a prompt in an object, whole or in parts.
 
-    foreign: ClassVar[Foreign] = {"multimodal_data": TEXT_ONLY}
+    `multimodal_data` are pictures, base64 of their files, one for each `<__media__>` in `prompt_string`.
+    """
 
     prompt_string: str | None = None
+    multimodal_data: Annotated[list[str], Meta(max_length=64)] | None = None
     content: list[ContentPart] | None = None
 
 
