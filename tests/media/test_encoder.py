@@ -21,7 +21,8 @@ from llamacli.inputs import Inputs
 from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder, find_mmproj
 from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
-from media_cases import CASES, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import CASES, write_mmproj, write_text
 from oracle.goldens import DIRECTORY, nmse, sha256
 from oracle.media import AFTER, BEFORE, N_CTX, thinned
 
