@@ -18,6 +18,7 @@ from llamacli.testing.tiny_media import PICTURES, mmproj_contents
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_gemma.unified import Gemma4Unified
 from llamacli_gemma.vision import Gemma4Vision
 from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
@@ -196,6 +197,14 @@ CASES = {
         Gemma4Vision(),
         _GEMMA4,
         {"gelu": False, "silu": True, "without": ("v.std_bias", "v.std_scale", *_BIAS)},
+        _WINDOW,
+        _GEMMA4_TOKENS,
+    ),
+    "gemma4uv": Case(
+        Gemma3(),
+        Gemma4Unified(),
+        _GEMMA4 | {"block_count": 0, "attention.head_count": 0, "feed_forward_length": 0},
+        {"convolution": False},
         _WINDOW,
         _GEMMA4_TOKENS,
     ),

@@ -336,7 +336,8 @@ class RecordedEncoder:
             weights = table.bind(view)
             graph = trace(encoder, config, weights)
             graph.n_batch = config.max_patches + config.n_behind
-            if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
+            attends = graph.needs_whole_input or not graph.states
+            if not attends or graph.recurrent or graph.n_merged != config.n_merge**2:
                 raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
@@ -360,6 +361,10 @@ def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, eng
     return LoadedEncoder(encoder, recorded.config, metadata, program, name, f"{identity(file)}-{mode.value}", row_break)
 
 
+_SOUND = ("a.", "mm.a.")
+"""Beginnings of the names of a sound encoder's tensors, which is in the same file for some models."""
+
+
 class _Matrices:
     """View of a mmproj file without tensors of several dimensions.
 
@@ -370,7 +375,8 @@ class _Matrices:
     def __init__(self, file: ModelFile, transposed: Sequence[str], metadata: Metadata):
         self._file, self.path, self.metadata = file, file.path, metadata
         self._transposed = {name for name in transposed if name in file.tensors}
-        self.tensors: Mapping[str, TensorInfo] = {name: self._info(info) for name, info in file.tensors.items()}
+        seen = (info for name, info in file.tensors.items() if not name.startswith(_SOUND))
+        self.tensors: Mapping[str, TensorInfo] = {info.name: self._info(info) for info in seen}
 
     def _info(self, info: TensorInfo) -> TensorInfo:
         shape = info.shape

@@ -42,6 +42,7 @@ def mmproj_contents(
     type: str = "F32",  # noqa: A002 - GGUF's word
     optional: bool = True,
     fused: bool = False,
+    convolution: bool = True,
     without: Collection[str] = (),
 ) -> Contents:
     """Metadata and tensors of a random mmproj file.
@@ -51,6 +52,7 @@ def mmproj_contents(
     - `keys` are added to `VISION`, both without `clip.vision.` in front; None leaves one out.
     - `gelu` and `silu` are `clip.use_gelu` and `clip.use_silu`; `type` is that of matrices.
     - With or without `optional` tensors; with `fused`, parameters are that may be; `without` are names to leave out.
+    - `convolution`: the matrix of patches is stored as (n_embd, 3, height, width).
 
     Raises ModelFormatError if the encoder cannot be configured with these keys.
     """
@@ -73,7 +75,7 @@ def mmproj_contents(
         array, stored = random_tensor(seed, name, shape, type if type == "F32" else kept.get(name, type))
         if name in encoder.transposed:
             array = np.ascontiguousarray(array.T)
-        if name.startswith("v.patch_embd.weight"):
+        if convolution and name.startswith("v.patch_embd.weight"):
             array = array.reshape(len(array), 3, config.patch_size, config.patch_size)
         if name == "v.position_embd.weight" and config.positions == "axes":
             array = array.reshape(2, -1, config.n_embd)

@@ -2,6 +2,7 @@
 
 from llamacli.testing import write_mmproj
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_gemma.unified import Gemma4Unified
 from llamacli_gemma.vision import Gemma4Vision
 
 KEYS = {
@@ -21,6 +22,17 @@ MEDIA = {
             "without": ["v.std_bias", "v.std_scale", "v.patch_embd.bias"],
         },
         5e-6,
+    ),
+}
+MEDIA |= {
+    "gemma4uv": (
+        write_mmproj,
+        {
+            "architecture": Gemma4Unified(),
+            "keys": KEYS | {"block_count": 0, "attention.head_count": 0, "feed_forward_length": 0},
+            "convolution": False,
+        },
+        2e-7,
     ),
 }
 INERT = ["gemma3:*.attn_k.bias"]
