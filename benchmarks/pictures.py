@@ -14,7 +14,6 @@ change, else of the wall clock. The NMSE is that of our embeddings against the p
 
 import argparse
 import contextlib
-import ctypes
 import json
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
@@ -34,8 +32,9 @@ from llamacli import load_model
 from llamacli.media.encoder import Tile
 from llamacli.media.pictures import Picture
 from llamacli.testing.peer import Peer
+from llamacli.testing.peer_media import PeerEncoder
+from llamacli.testing.tiny_media import drawn
 from oracle.goldens import nmse
-from oracle.media import chunks
 
 SIDE = 512
 
@@ -71,8 +70,6 @@ def seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 def measure(folder: Path, name: str, kind: str, threads: int, runs: int) -> dict[str, Any]:
     """Row of the table: an encoder with weights of a type."""
-    from llama_cpp import mtmd_cpp as mtmd
-
     case, keys, text_keys = SHAPES[name]
     given = media_cases.CASES[case]
     options = {**given.options, "type": kind} if kind != "F32" else given.options
@@ -81,43 +78,31 @@ def measure(folder: Path, name: str, kind: str, threads: int, runs: int) -> dict
     )
     text = media_cases.write_text(folder / f"{name}.gguf", name)
     mmproj = media_cases.write_mmproj(folder / f"mmproj-{name}.gguf", name)
-    picture = media_cases.drawn(SIDE, SIDE)
+    picture = drawn(SIDE, SIDE)
     clock = time.process_time if threads == 1 else time.perf_counter
     with contextlib.ExitStack() as opened:
         peer = opened.enter_context(Peer(text, 64))
-        params = mtmd.mtmd_context_params_default()
-        params.use_gpu, params.n_threads, params.warmup = False, threads, False
-        context = mtmd.mtmd_init_from_file(str(mmproj).encode(), peer._model, params)
-        opened.callback(mtmd.mtmd_free, context)
+        other = opened.enter_context(PeerEncoder(peer, mmproj, threads=threads))
         model = opened.enter_context(load_model(text, threads=threads, mmproj=mmproj))
         encoder = model.media_encoder()
         tile = [part for part in encoder.layout(Picture.of(picture)) if isinstance(part, Tile)][-1]
-        owner, parts = chunks(mtmd, context, picture)
-        opened.callback(mtmd.mtmd_input_chunks_free, owner)
-        chunk = [part for part in parts if mtmd.mtmd_input_chunk_get_type(part)][-1]
+        owner, parts = other.chunks(picture)
+        opened.callback(other.api.mtmd_input_chunks_free, owner)
+        chunk = [part for part in parts if not other.is_text(part)][-1]
 
         def ours() -> Any:
             encoder._kept.clear()
             return encoder.encode(tile)
 
-        def theirs() -> None:
-            if mtmd.mtmd_encode_chunk(context, chunk):
-                raise SystemExit("the peer does not encode the picture")
+        def theirs() -> Any:
+            return other.rows(chunk)
 
-        rows = ours()
-        theirs()
-        error = nmse(embeddings(mtmd, context, rows.shape), rows)
+        error = nmse(theirs(), ours())
         times = [(seconds(ours, clock), seconds(theirs, clock)) for _ in range(runs)]
-    own, other = (min(column) for column in zip(*times, strict=True))
+    own, peers = (min(column) for column in zip(*times, strict=True))
     tokens = len(tile.ids)
-    return {"encoder": name, "type": kind, "tokens": tokens, "ours_s": own, "peer_s": other, "ratio": other / own,
+    return {"encoder": name, "type": kind, "tokens": tokens, "ours_s": own, "peer_s": peers, "ratio": peers / own,
             "nmse": error}  # fmt: skip
-
-
-def embeddings(mtmd: Any, context: Any, shape: tuple[int, ...]) -> Any:
-    """Copy of the peer's last embeddings, float32 of this shape."""
-    output = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(output, shape).copy()
 
 
 def main() -> None:

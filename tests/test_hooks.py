@@ -35,11 +35,12 @@ from llamacli.plugins import ARCHITECTURES, GENERAL, KINDS, Plugins
 from llamacli.quantization import FORMATS
 from llamacli.testing import check_op, checks_of, write_architecture
 from llamacli.testing.formulas import nmse
+from llamacli.testing.tiny_media import drawn
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 from llamacli.tokenizer.loading import TOKENIZER_MODELS
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from media_cases import drawn, write_mmproj
+from media_cases import write_mmproj
 from verbs import Run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -115,7 +115,8 @@ def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
 
 def test_the_core_names_no_model_family() -> None:
     data = {CORE / "testing" / "vocabularies.py", *(CORE / "tokenizer").glob("*.py")}  # values of tokenizer.ggml.* keys
-    peer = {CORE / "testing" / "peer.py", CORE / "testing" / "dump.py", CORE / "compat" / "llama_cpp.py"}  # its names
+    peer = {CORE / "testing" / f"{name}.py" for name in ("peer", "peer_media", "dump")}  # its names
+    peer.add(CORE / "compat" / "llama_cpp.py")
     assert [
         f"{path.relative_to(CORE)}:{number}: {line.strip()}"
         for path in sorted({*SOURCES} - data - peer)

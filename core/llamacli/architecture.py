@@ -537,14 +537,14 @@ class Architecture(abc.ABC):
 def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
-    The last op computes the logits, or in a graph that needs its whole input the hidden states.
+    The last op computes the logits; in a graph that needs its whole input, or without a vocabulary, hidden states.
     """
     graph = Graph()
     logits: object = architecture.forward(graph, config, weights)
     if not isinstance(logits, Value):
         found = "None: is `return` missing?" if logits is None else f"{type(logits).__name__}, expected one value"
         raise PluginError(f"forward of {architecture.name!r} returned {found}")
-    if graph.ops and graph.ops[-1].out is logits and graph.needs_whole_input:
+    if graph.ops and graph.ops[-1].out is logits and (graph.needs_whole_input or not isinstance(config, Config)):
         return graph
     if not graph.ops or graph.ops[-1].out is not logits or logits.width != config.n_vocab:
         raise PluginError(

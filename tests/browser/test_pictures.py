@@ -21,7 +21,8 @@ from llamacli.serve.engine import LocalEngine
 from llamacli.serve.http.page import PAGE
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
-from media_cases import CASES, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import CASES, write_mmproj, write_text
 
 if TYPE_CHECKING:
     from browser import PageDriver  # which imports selenium

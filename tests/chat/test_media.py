@@ -21,7 +21,8 @@ from llamacli import (
 from llamacli.chat.messages import Message
 from llamacli.media.encoder import LoadedEncoder, Tile
 from llamacli.plugins import Plugins
-from media_cases import CASES, SPECIAL, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import CASES, SPECIAL, write_mmproj, write_text
 
 NAMES = ["idefics3", "gemma3", "qwen3vl"]
 

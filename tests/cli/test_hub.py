@@ -10,7 +10,8 @@ from PIL import Image
 import hub_server
 from llamacli.cli.hub import resolve_model
 from llamacli.hub.demo import demo_path
-from media_cases import drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import write_mmproj, write_text
 
 pytest.importorskip("huggingface_hub")
 

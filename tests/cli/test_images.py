@@ -15,7 +15,8 @@ from llamacli.cli.repl_settings import Settings
 from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
-from media_cases import CASES, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import CASES, write_mmproj, write_text
 
 
 @pytest.fixture

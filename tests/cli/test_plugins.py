@@ -71,6 +71,11 @@ class TestNew:
         assert result.stdout.splitlines()[-1] == f"next: pip install -e '{folder}[test]' && pytest {folder}"
         assert 'mine = "llamacli_mine"' in (folder / "pyproject.toml").read_text().replace('"mine" =', "mine =")
 
+    def test_like_a_media_encoder(self, invoke, tmp_path) -> None:
+        folder = tmp_path / "made"
+        invoke("plugins", "new", "mine", "--like", "vision", "--folder", folder)
+        assert '"llamacli.media"]\n"mine" = "llamacli_mine"' in (folder / "pyproject.toml").read_text()
+
     def test_from_a_model(self, invoke, model, tmp_path) -> None:
         assert invoke("plugins", "new", "mine", "--from", model, "--folder", tmp_path / "made").exit_code == 0
         assert 'name = "llama"' in (tmp_path / "made/llamacli_mine/__init__.py").read_text()
@@ -86,7 +91,7 @@ class TestCheck:
     @pytest.fixture(autouse=True)
     def few_checks(self, monkeypatch) -> None:
         """Leave out the checks that run models."""
-        for kind in (parametrize.RESULTS, parametrize.PROCESSES):
+        for kind in (parametrize.RESULTS, parametrize.PICTURES, parametrize.PROCESSES):
             for name in list(kind):
                 monkeypatch.delitem(kind, name)
 
@@ -97,6 +102,15 @@ class TestCheck:
         assert result.exit_code == 0
         assert [line.split()[-1] for line in lines[:3]] == ["llama-tables", "llama-keys", "llama-tensors"]
         assert lines[-1] == "3 of 3 checks passed"
+
+    def test_a_media_encoder(self, invoke) -> None:
+        lines = invoke("plugins", "check", "idefics3").stdout.splitlines()
+        assert [line.split()[-1] for line in lines[:-1]] == [
+            f"idefics3-{name}" for name in ("tables", "keys", "tensors")
+        ]
+
+    def test_names_of_an_architecture_and_a_media_encoder(self, invoke) -> None:
+        assert invoke("plugins", "check", "gemma3").stdout.count("gemma3-tables") == 2
 
     def test_failures_are_named(self, invoke, tmp_path) -> None:
         tiny = tmp_path / "tiny.py"
@@ -147,7 +161,7 @@ class TestCheck:
         pytest.importorskip("llama_cpp")
         result = invoke("plugins", "check", "llama", "--peer", "--json")
         assert json.loads(result.stdout)[-1] | {"seconds": 0, "nmse": 0} == {
-            "check": "llama-peer", "seconds": 0, "nmse": 0, "error": None,
+            "check": "llama-peer", "seconds": 0, "nmse": 0, "error": None, "remarks": [],
         }  # fmt: skip
 
     def test_transformers_are_needed(self, invoke, monkeypatch) -> None:

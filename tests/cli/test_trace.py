@@ -59,3 +59,20 @@ def test_invalid_ids(invoke, model) -> None:
     result = invoke("trace", model, "--values", "--tokens", "a,b")
     assert result.exit_code == 2
     assert "'a,b' is not a list of integers" in result.stderr
+
+
+def test_encoders_of_pictures(invoke, tmp_path) -> None:
+    from PIL import Image
+
+    from llamacli.testing.tiny_media import drawn, write_mmproj
+    from llamacli_llama.idefics3 import Idefics3
+
+    mmproj = write_mmproj(tmp_path / "mmproj.gguf", architecture=Idefics3())
+    Image.fromarray(drawn(32, 32)).save(tmp_path / "picture.png")
+    assert invoke("trace", mmproj).stdout.splitlines()[1].split()[2] == "patches"
+    rows = json.loads(invoke("trace", mmproj, "--image", tmp_path / "picture.png", "--values", "--json").stdout)
+    assert rows[-1]["tensors"] == ["mm.model.fc.weight"]
+    assert rows[-1]["norm"] > 0
+    missing = invoke("trace", mmproj, "--values")
+    assert missing.exit_code == 2
+    assert "The encoder of a mmproj file needs a picture: --image FILE." in missing.stderr

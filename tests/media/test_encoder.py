@@ -21,14 +21,16 @@ from llamacli.inputs import Inputs
 from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder, find_mmproj
 from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
-from media_cases import CASES, drawn, write_mmproj, write_text
+from llamacli.testing.models import write_gguf
+from llamacli.testing.tiny_media import drawn, mmproj_contents
+from media_cases import CASES, write_mmproj, write_text
 from oracle.goldens import DIRECTORY, nmse, sha256
 from oracle.media import AFTER, BEFORE, N_CTX, thinned
 
 GOLDEN = np.load(DIRECTORY / "media.npz")
 LOGITS = {
     "gemma3": 2e-7, "gemma3 odd": 2e-7, "gemma3 q8_0": 5e-3, "idefics3 f16": 5e-3, "qwen3vl": 5e-8, "qwen35": 3e-7,
-    "mistral3": 5e-8, "internvl norms": 1e-7, "gemma4v": 5e-6, "gemma4v silu": 2e-7,
+    "mistral3": 5e-8, "internvl norms": 1e-7, "gemma4v": 5e-6, "gemma4v silu": 2e-7, "gemma4uv": 2e-7,
 }  # fmt: skip
 """Bounds of the logits' NMSE beside 1e-8: the peer reads GELU from a float16 table, and rounds what it multiplies by
 weights of F16 and Q8_0."""
@@ -223,6 +225,13 @@ class TestFiles:
     def test_keys_out_of_range(self, tmp_path: Path, keys: dict[str, object], message: str) -> None:
         with pytest.raises(ModelFormatError, match=message):
             write_mmproj(tmp_path / "bad.gguf", "idefics3", keys=keys)
+
+    def test_an_encoder_of_sound_in_the_same_file(self, tmp_path: Path) -> None:
+        metadata, tensors = mmproj_contents(CASES["idefics3"].encoder, seed="idefics3")
+        sound = dict.fromkeys(("a.blk.0.ln1.weight", "mm.a.fc.weight"), tensors["v.post_ln.weight"])
+        write_gguf(tmp_path / "both.gguf", "clip", metadata, tensors | sound)
+        with closing(encoder_of(tmp_path / "both.gguf", "idefics3")) as encoder:
+            assert embeddings(encoder, drawn(32, 32)).shape[1] == 64
 
     def test_a_file_without_vision(self, tmp_path: Path) -> None:
         path = write_mmproj(tmp_path / "bad.gguf", "idefics3", **{"clip.has_vision_encoder": False})

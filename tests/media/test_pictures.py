@@ -15,7 +15,7 @@ from PIL import Image
 
 from llamacli import MediaError
 from llamacli.media.pictures import MAX_BYTES, MAX_PIXELS, Picture, padded, resized, unfolded
-from media_cases import drawn
+from llamacli.testing.tiny_media import drawn
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

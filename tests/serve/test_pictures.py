@@ -28,7 +28,8 @@ from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from media_cases import CASES, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import CASES, write_mmproj, write_text
 
 pytestmark = pytest.mark.medium
 

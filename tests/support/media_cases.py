@@ -11,13 +11,14 @@ import numpy as np
 
 from gguf import GGMLQuantizationType as Type
 from llamacli.architecture import Architecture
-from llamacli.gguf import Metadata
 from llamacli.media.encoder import MediaEncoder
-from llamacli.testing.models import random_tensor, write_gguf
+from llamacli.testing.models import write_gguf
 from llamacli.testing.tiny import write_architecture
+from llamacli.testing.tiny_media import PICTURES, mmproj_contents
 from llamacli.testing.vocabularies import CONTROL, byte_level
 from llamacli_gemma.gemma3 import Gemma3
 from llamacli_gemma.siglip import Gemma3Vision
+from llamacli_gemma.unified import Gemma4Unified
 from llamacli_gemma.vision import Gemma4Vision
 from llamacli_lfm.vision import Lfm2Vision
 from llamacli_llama import Llama
@@ -47,17 +48,6 @@ TYPED_TEMPLATE = (
     "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
 )
 """Template whose messages are lists of parts, as those of models that see have it."""
-
-VISION: Mapping[str, Any] = {
-    "embedding_length": 48, "attention.head_count": 3, "feed_forward_length": 80, "block_count": 2, "image_size": 32,
-    "patch_size": 8, "projection_dim": N_EMBD, "attention.layer_norm_epsilon": 1e-5, "projector.scale_factor": 2,
-    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7],
-}  # fmt: skip
-"""Keys of a tiny encoder, without `clip.vision.` in front."""
-
-
-PICTURES: Mapping[str, tuple[int, int]] = {"wide": (61, 33), "tall": (30, 77), "square": (32, 32)}
-"""Widths and heights of pictures of `drawn`."""
 
 THINNED = 16
 """Step between the rows in goldens of pictures whose names begin with "large"."""
@@ -210,6 +200,14 @@ CASES = {
         _WINDOW,
         _GEMMA4_TOKENS,
     ),
+    "gemma4uv": Case(
+        Gemma3(),
+        Gemma4Unified(),
+        _GEMMA4 | {"block_count": 0, "attention.head_count": 0, "feed_forward_length": 0},
+        {"convolution": False},
+        _WINDOW,
+        _GEMMA4_TOKENS,
+    ),
     "gemma3 q8_0": Case(
         Gemma3(),
         Gemma3Vision(),
@@ -219,16 +217,6 @@ CASES = {
     ),
 }
 """Cases by the name of their golden."""
-
-
-def drawn(width: int, height: int, seed: int = 0) -> np.ndarray:
-    """Draw gradients, a disc and a little noise, uint8 [height, width, 3]."""
-    y, x = np.mgrid[:height, :width].astype(np.float64)
-    random = np.random.RandomState(seed)
-    out = np.stack([255 * x / width, 255 * y / height, 127 + 100 * np.sin(x / 5 + y / 9 + seed)], -1)
-    disc = (x - width / 2) ** 2 + (y - height / 3) ** 2 < (min(width, height) / 4) ** 2
-    out[disc] = (230, 40, 60)
-    return np.clip(out + random.randint(-9, 10, out.shape), 0, 255).astype(np.uint8)
 
 
 def write_text(path: Path, name: str, *, typed: bool = False, special: Sequence[str] = SPECIAL) -> Path:
@@ -258,40 +246,17 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
     Shapes are those that llama.cpp's converter writes. `wrong` are full metadata keys that the tensors do not follow.
     """
     case = CASES[name]
-    values = {**VISION, **case.keys, **(keys or {})}
-    metadata: dict[str, Any] = {
-        "general.type": "mmproj", "general.name": f"tiny {name}{seed}", "clip.has_vision_encoder": True,
-        "clip.projector_type": case.encoder.name, "clip.use_gelu": case.options.get("gelu", True),
-        "clip.use_silu": case.options.get("silu"),
-        **{f"clip.vision.{key}": value for key, value in values.items() if value is not None},
-    }  # fmt: skip
-    metadata = {key: value for key, value in metadata.items() if value is not None}
-    config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, str(path)))
+    options = dict(case.options)
+    swapped, clamps = options.pop("swapped", False), options.pop("clamps", False)
+    given = {**case.keys, **(keys or {})}
+    metadata, found = mmproj_contents(case.encoder, keys=given, seed=f"{name}{seed}", **options)
     tensors: dict[str, tuple[np.ndarray, Type]] = {}
-    transposed = case.encoder.transposed
-    shapes = case.encoder.tensors(config).shapes(fused=case.options.get("fused", False))
-    for i in range(config.n_layer, config.n_layer + config.n_unread):
-        shapes |= {name.replace("blk.0", f"blk.{i}"): shape for name, shape in shapes.items() if "blk.0" in name}
-    for tensor, shape in shapes.items():
-        if tensor in case.options.get("without", ()):
-            continue
-        kept = dict.fromkeys(transposed, "F16") | dict.fromkeys(
-            ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.position_embd.weight"), "F32"
-        )
-        matrices = case.options.get("type", "F32")
-        kind = matrices if matrices == "F32" else kept.get(tensor, matrices)
-        array, stored = random_tensor(f"{name}{seed}", tensor, shape, kind)
-        if tensor in transposed:
-            array = np.ascontiguousarray(array.T)
-        if tensor.startswith("v.patch_embd.weight"):
-            array = array.reshape(len(array), 3, config.patch_size, config.patch_size)
-        if case.options.get("swapped"):
+    for tensor, (array, stored) in found.items():
+        if swapped:
             old, new = ("ffn_up", "ffn_down") if "ffn_up" in tensor else ("ffn_down", "ffn_up")
             tensor = tensor.replace(old, new)
-        if tensor == "v.position_embd.weight" and config.positions == "axes":
-            array = array.reshape(2, -1, config.n_embd)
         tensors[tensor] = array, stored
-        if case.options.get("clamps") and ".blk." in tensor and array.ndim == 2:
+        if clamps and ".blk." in tensor and array.ndim == 2:
             for bound, value in (("input_min", -0.7), ("input_max", 0.9), ("output_min", -0.5), ("output_max", 0.4)):
                 tensors[tensor.replace("weight", bound)] = np.array([value], np.float32), Type.F32
     write_gguf(path, "clip", metadata | wrong, tensors)

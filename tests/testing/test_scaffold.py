@@ -18,7 +18,7 @@ from llamacli import InvalidRequestError, ModelFormatError
 from llamacli.loaders import open_model_file
 from llamacli.testing import ConformanceError, check_shapes
 from llamacli.testing.parametrize import checks_of
-from llamacli.testing.scaffold import KINDS, Description, like, write_plugin
+from llamacli.testing.scaffold import KINDS, Description, like, write_encoder_plugin, write_plugin
 
 Imported = tuple[Any, dict[str, Any], Path]
 Write = Callable[..., Imported]
@@ -74,6 +74,22 @@ def test_an_encoder_passes_all_checks(write: Write) -> None:
             names.append(check.name)
     assert {"tables", "parameters", "batches", "threads", "mode_q8", "memory"} < set(names)
     assert not {"fork", "rewind", "cut", "saved_state"} & set(names)
+
+
+@pytest.mark.medium
+def test_a_media_encoder_passes_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "llamacli-seen"
+    write_encoder_plugin(folder, "seen")
+    assert '"seen" = "llamacli_seen"' in (folder / "pyproject.toml").read_text().split('"llamacli.media"]')[1]
+    monkeypatch.syspath_prepend(folder)
+    module, tiny = (importlib.import_module(name) for name in ("llamacli_seen", "llamacli_seen.tiny"))
+    names = []
+    for check in checks_of(module.Seen(), tiny.MEDIA, inert=tiny.INERT):
+        if check.models():
+            check()
+            names.append(check.name)
+    assert {"tables", "keys", "tensors", "layouts", "parameters", "threads", "mode_q8", "memory"} <= set(names)
+    assert "pieces" not in names
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])

@@ -2,18 +2,22 @@
 
 import io
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, Rope, load_model
-from llamacli.engine import ReferenceEngine
+from llamacli.engine import QuantMode, ReferenceEngine
 from llamacli.gguf import Metadata
 from llamacli.plugins import ARCHITECTURES, Plugins
-from llamacli.testing.dump import _print_numbers, write_dump
+from llamacli.testing.dump import _print_numbers, write_dump, write_encoder_dump
+from llamacli.testing.tiny import TinyEncoder
+from llamacli.testing.tiny_media import drawn, embeddings, write_mmproj
 from llamacli.tools.op_values import (
     DIFFERENT,
     EQUAL,
@@ -25,6 +29,7 @@ from llamacli.tools.op_values import (
     read_dump,
 )
 from llamacli_llama import Llama, LlamaConfig
+from llamacli_llama.idefics3 import Idefics3
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -176,3 +181,37 @@ def test_entry_points_are_used(tiny_gguf: TinyGguf) -> None:
 def test_models_with_an_encoder_are_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     with pytest.raises(InvalidRequestError, match="an encoder and a decoder have a text each"):
         Recorded.of(tiny_gguf("t5"), plugins).values(TOKENS)
+
+
+class TestPictures:
+    @pytest.fixture
+    def mmproj(self, tmp_path: Path) -> Path:
+        return write_mmproj(tmp_path / "mmproj.gguf", architecture=Idefics3(), keys={"preproc_image_size": 64})
+
+    def test_the_last_op_computes_the_embeddings(self, mmproj: Path) -> None:
+        values = Recorded.of(mmproj, Plugins.of(media=[Idefics3()])).values_of_picture(drawn(32, 32))
+        tiny = TinyEncoder(Idefics3(), "", mmproj, None)
+        with closing(tiny.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
+            rows = embeddings(loaded, [drawn(32, 32)])
+        np.testing.assert_array_equal(values[-1].rows, rows[-len(values[-1].rows) :])
+        assert {value.op.layer for value in values} == {None, 0, 1}
+
+    def test_text_and_pictures_are_told_apart(self, mmproj: Path, recorded: Recorded) -> None:
+        encoder = Recorded.of(mmproj, Plugins.of(media=[Idefics3()]))
+        with pytest.raises(InvalidRequestError, match=r"mmproj\.gguf: it is the encoder of pictures: it has no tokens"):
+            encoder.values([1])
+        with pytest.raises(InvalidRequestError, match="it is a language model, which reads no picture by itself"):
+            recorded.values_of_picture(drawn(32, 32))
+
+    @pytest.mark.medium
+    def test_dumps_of_mtmd_agree(self, mmproj: Path, tmp_path: Path) -> None:
+        pytest.importorskip("llama_cpp")
+        with (tmp_path / "dump").open("w") as out:
+            write_encoder_dump(mmproj, drawn(61, 33), out)
+        values = Recorded.of(mmproj).values_of_picture(drawn(61, 33))
+        dump = read_dump(tmp_path / "dump")
+        matches = compare(values, dump)
+        assert first_difference(matches) is None
+        assert sum(match.status == EQUAL for match in matches) >= len(matches) - 2
+        wrong = compare([attrs.evolve(value, rows=value.rows + 1, others=()) for value in values], dump)
+        assert first_difference(wrong) is not None

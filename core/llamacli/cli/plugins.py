@@ -112,7 +112,9 @@ def _described(row: Mapping[str, Any]) -> Iterator[str]:
 @plugins.command(cls=Command)
 @click.argument("name")
 @click.option("--from", "source", metavar="MODEL.gguf", type=PATH, help="Model file whose keys and tensors are taken.")
-@click.option("--like", "kind", type=click.Choice(["dense", "moe", "hybrid", "encoder"]), help="Kind of model instead.")
+@click.option(
+    "--like", "kind", type=click.Choice(["dense", "moe", "hybrid", "encoder", "vision"]), help="Kind of model instead."
+)
 @click.option("--folder", metavar="FOLDER", type=PATH, help="Folder to write; default: llamacli-NAME.")
 @global_options
 def new(name: str, source: str | None, kind: str | None, folder: str | None) -> None:
@@ -126,21 +128,23 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 
     if (source is None) == (kind is None):
         raise click.UsageError("Give either --from MODEL.gguf or --like KIND.")
+    target = Path(folder or f"llamacli-{name}")
     with working("describing the model"):
         from llamacli.loaders import open_model_file
         from llamacli.plugins import installed_plugins
-        from llamacli.testing.scaffold import Description, like, write_plugin
+        from llamacli.testing.scaffold import Description, like, write_encoder_plugin, write_plugin
 
-        if source is not None:
+        if kind == "vision":
+            written = write_encoder_plugin(target, name)
+        elif source is not None:
             file = open_model_file(source, installed_plugins().loaders())
             try:
-                description = Description.of(file)
+                written = write_plugin(target, name, Description.of(file), from_file=True)
             finally:
                 file.close()
         else:
-            description = like(str(kind), name)
-    target = Path(folder or f"llamacli-{name}")
-    for path in write_plugin(target, name, description, from_file=source is not None):
+            written = write_plugin(target, name, like(str(kind), name), from_file=False)
+    for path in written:
         click.echo(path)
     click.echo(f"next: pip install -e '{target}[test]' && pytest {target}")
 
@@ -153,11 +157,11 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def check(name: str, variants: str | None, peer: bool, transformers: bool, json: bool) -> None:
-    """Check the architectures of a plugin on tiny random models.
+    """Check architectures and media encoders of a plugin on tiny models.
 
-    NAME is an architecture, or a plugin's module or distribution. The models are those of VARIANTS in Python files, by
-    default `tests/tiny_*.py` of the folder that it was installed from, else `tiny.py` and `tiny_*.py` of its package;
-    without these they are made from the architecture's own table. These checks are those of
+    NAME is an architecture, a media encoder, or a plugin's module or distribution. The models are those of VARIANTS or
+    MEDIA in Python files, by default `tests/tiny_*.py` of the folder that it was installed from, else `tiny.py` and
+    `tiny_*.py` of its package; without these they are made from the architecture's own table. These checks are those of
     `llamacli.testing.parametrize_with_checks`. The exit code is 1 if one fails.
 
     --transformers needs torch and transformers. The models to compare with are those of TRANSFORMERS in the same file;
@@ -239,6 +243,11 @@ def _architectures(name: str) -> list[tuple[Architecture, str]]:
 
     installed = installed_plugins()
     infos = installed.infos()
-    names = [other for info in infos if name in (info.module, info.distribution) for other in info.architectures]
-    owners = {claimed: info.distribution for info in infos for claimed in info.architectures}
-    return [(installed.architecture(claimed), owners.get(claimed, "")) for claimed in names or [name]]
+    kinds = {"architectures": installed.architecture, "media encoders": installed.media_encoder}
+    brought = [(kind, claimed, info) for info in infos for kind in kinds for claimed in info.brings.get(kind, ())]
+    found = [
+        (kinds[kind](claimed), info.distribution)
+        for kind, claimed, info in brought
+        if name in (info.module, info.distribution, claimed)
+    ]
+    return found or [(installed.architecture(name), "")]

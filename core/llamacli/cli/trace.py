@@ -23,19 +23,27 @@ _N_NUMBERS = 3
 @click.argument("model", type=PATH)
 @click.option("-p", "--prompt", metavar="TEXT", help="Text to evaluate.")
 @click.option("--tokens", type=IntList(1 << 30), help="Token ids to evaluate instead. Default: 0,1,2,3.")
+@click.option("--image", metavar="FILE", type=PATH, help="Picture for the encoder of a mmproj file.")
 @click.option("--values", is_flag=True, help="Run the ops, in NumPy, and show the norm and first numbers of each.")
 @click.option("--against", metavar="DUMP", type=PATH, help="Output of llama-eval-callback to compare with.")
 @click.option("--json", is_flag=True, help="Print JSON.")
 @global_options
 def trace(
-    model: str, prompt: str | None, tokens: tuple[int, ...] | None, values: bool, against: str | None, json: bool
+    model: str,
+    prompt: str | None,
+    tokens: tuple[int, ...] | None,
+    image: str | None,
+    values: bool,
+    against: str | None,
+    json: bool,
 ) -> None:
     """List the ops of a model's forward pass, by layer.
 
     With --values each op is run on a prompt. With --against DUMP, the output of llama.cpp's llama-eval-callback for the
     same tokens, the tensor with the numbers of each op is shown, and the first op that differs is marked: `=` is equal,
     `!` different, `?` without counterpart. `python -m llamacli.testing.dump MODEL --tokens 0 1 2 3` makes such a file
-    with llama-cpp-python.
+    with llama-cpp-python. Of a mmproj file the last tile of a picture is run, by --image FILE, which that program takes
+    too.
     """
     with working("recording the forward pass"):
         from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
@@ -44,9 +52,15 @@ def trace(
     if not values and not against:
         _print([_row(op) for op in recorded.ops], json)
         return
-    ids = list(tokens or range(4)) if prompt is None else recorded.encode(prompt)
+    if image is None and recorded.encoder is not None:
+        raise click.UsageError("The encoder of a mmproj file needs a picture: --image FILE.")
     with working("running the ops"):
-        found = recorded.values(ids)
+        if image is not None:
+            from llamacli.media.pictures import Picture
+
+            found = recorded.values_of_picture(Picture.of(image).pixels)
+        else:
+            found = recorded.values(list(tokens or range(4)) if prompt is None else recorded.encode(prompt))
     if not against:
         _print([_row(value.op) | _numbers(Match(value, None, UNKNOWN)) for value in found], json)
         return

@@ -21,11 +21,12 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import Architecture, trace
+from llamacli.architecture import Architecture, TensorTable, Weights, trace
 from llamacli.blocks.vision import VisionConfig
 from llamacli.engine import Engine, Program, QuantMode, Span
 from llamacli.errors import ClosedError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo
+from llamacli.graph import Graph
 from llamacli.hub.repositories import is_encoder
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
@@ -244,24 +245,8 @@ class LoadedEncoder:
     def _encoded(self, tile: Tile) -> Generator[None, None, Rows]:
         c, program = self.config, self.program
         assert tile.pixels is not None
-        patches, numbers = unfolded(tile.pixels, c.patch_size, c.n_merge, c.mean, c.std)
-        n, columns = len(patches), tile.pixels.shape[1] // c.patch_size
-        side = c.patch_size * c.n_merge
-        n_rows, n_columns = tile.pixels.shape[0] // side, tile.pixels.shape[1] // side
-        with plugin_errors(f"media encoder {self.projector!r}"):
-            windows = self._encoder.windows(n_rows, n_columns, c)
-        order = np.array([token for window in windows for token in window] or range(n_rows * n_columns))
-        grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
-        patches, numbers = patches[grouped], numbers[grouped]
-        stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
-        spans = tuple(zip([0, *stops], stops, strict=False))
-        positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
-        if c.n_behind:
-            spans = ((0, n + 1),)
-            patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
-            positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
-        n, n_tokens = n + c.n_behind, len(order) + bool(c.n_behind)
-        inputs = Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
+        inputs, order = tile_inputs(self._encoder, c, tile.pixels)
+        n, n_tokens = len(inputs.ids), len(order) + bool(c.n_behind)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
             pieces = program.forward_in_pieces(inputs.ids, [Span(sequence, 0, n, inputs=inputs)], [n_tokens])
@@ -275,6 +260,7 @@ class LoadedEncoder:
                 yield
         rows = np.ascontiguousarray(rows[np.argsort(order) + (c.class_token == "kept")])
         if self._row_break is not None:
+            n_columns = tile.pixels.shape[1] // (c.patch_size * c.n_merge)
             rows = np.insert(rows, range(n_columns, len(rows), n_columns), self._row_break, axis=0)
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
@@ -299,31 +285,85 @@ class LoadedEncoder:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
 
 
-def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, engine: Engine) -> LoadedEncoder:
-    """Compile an open mmproj file; it may be closed afterwards.
+def tile_inputs(encoder: MediaEncoder, config: Any, pixels: Pixels) -> tuple[Inputs, npt.NDArray[np.int64]]:
+    """Patches of a tile as input, and the order of its tokens.
 
-    Raises ModelFormatError if the file does not fit the encoder, PluginError if the plugin is broken.
+    The patches of each token are neighbours. Tokens, numbered from left to right and from top to bottom, are in the
+    order of the encoder's windows; rows behind the patches come last.
     """
-    metadata = file.metadata
-    if not metadata.get_bool("clip.has_vision_encoder", default=True):
-        raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
+    c = config
+    patches, numbers = unfolded(pixels, c.patch_size, c.n_merge, c.mean, c.std)
+    n, columns = len(patches), pixels.shape[1] // c.patch_size
+    side = c.patch_size * c.n_merge
+    n_rows, n_columns = pixels.shape[0] // side, pixels.shape[1] // side
     with plugin_errors(f"media encoder {encoder.name!r}"):
-        view = _Matrices(file, encoder.transposed)
-        config: VisionConfig = encoder.configure_file(view)
-        weights = encoder.tensors(config).bind(view)
-        graph = trace(encoder, config, weights)
-        graph.n_batch = config.max_patches + config.n_behind
-        if not graph.needs_whole_input or graph.recurrent or graph.n_merged != config.n_merge**2:
-            raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
+        windows = encoder.windows(n_rows, n_columns, c)
+    order = np.array([token for window in windows for token in window] or range(n_rows * n_columns))
+    grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
+    patches, numbers = patches[grouped], numbers[grouped]
+    stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
+    spans = tuple(zip([0, *stops], stops, strict=False))
+    positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+    if c.n_behind:
+        spans = ((0, n + 1),)
+        patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
+        positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
+    n += c.n_behind
+    return Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans), order
+
+
+@attrs.frozen(eq=False)
+class RecordedEncoder:
+    """Forward pass of an encoder; in `file` all tensors are matrices."""
+
+    file: ModelFile
+    config: Any
+    table: TensorTable
+    weights: Weights
+    graph: Graph
+
+    @classmethod
+    def of(cls, encoder: MediaEncoder, file: ModelFile, metadata: Metadata | None = None) -> RecordedEncoder:
+        """Record it, with other `metadata` than the file's if there are any.
+
+        Raises ModelFormatError if the file does not fit the encoder, PluginError if the plugin is broken.
+        """
+        view = _Matrices(file, encoder.transposed, metadata or file.metadata)
+        if not view.metadata.get_bool("clip.has_vision_encoder", default=True):
+            raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
+        with plugin_errors(f"media encoder {encoder.name!r}"):
+            config: VisionConfig = encoder.configure_file(view)
+            table = encoder.tensors(config)
+            weights = table.bind(view)
+            graph = trace(encoder, config, weights)
+            graph.n_batch = config.max_patches + config.n_behind
+            attends = graph.needs_whole_input or not graph.states
+            if not attends or graph.recurrent or graph.n_merged != config.n_merge**2:
+                raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
                 f"{file.path}: clip.vision.projection_dim = {config.n_embd_text}, and the projector makes rows of "
                 f"{graph.ops[-1].out.width}"
             )
-        program = engine.compile(graph, view, mode)
-        row_break = _row(view, encoder.row_break) if encoder.row_break else None
+        return cls(view, config, table, weights, graph)
+
+
+def compile_encoder(encoder: MediaEncoder, file: ModelFile, mode: QuantMode, engine: Engine) -> LoadedEncoder:
+    """Compile an open mmproj file; it may be closed afterwards.
+
+    Raises what `RecordedEncoder.of` raises.
+    """
+    recorded = RecordedEncoder.of(encoder, file)
+    view, metadata = recorded.file, file.metadata
+    with plugin_errors(f"media encoder {encoder.name!r}"):
+        program = engine.compile(recorded.graph, view, mode)
+    row_break = _row(view, encoder.row_break) if encoder.row_break else None
     name = metadata.get_str("general.name", "") or Path(file.path).name
-    return LoadedEncoder(encoder, config, metadata, program, name, f"{identity(file)}-{mode.value}", row_break)
+    return LoadedEncoder(encoder, recorded.config, metadata, program, name, f"{identity(file)}-{mode.value}", row_break)
+
+
+_SOUND = ("a.", "mm.a.")
+"""Beginnings of the names of a sound encoder's tensors, which is in the same file for some models."""
 
 
 class _Matrices:
@@ -333,10 +373,11 @@ class _Matrices:
     rows one below the other; `transposed` matrices are (n_out, n_in).
     """
 
-    def __init__(self, file: ModelFile, transposed: Sequence[str]):
-        self._file, self.path, self.metadata = file, file.path, file.metadata
+    def __init__(self, file: ModelFile, transposed: Sequence[str], metadata: Metadata):
+        self._file, self.path, self.metadata = file, file.path, metadata
         self._transposed = {name for name in transposed if name in file.tensors}
-        self.tensors: Mapping[str, TensorInfo] = {name: self._info(info) for name, info in file.tensors.items()}
+        seen = (info for name, info in file.tensors.items() if not name.startswith(_SOUND))
+        self.tensors: Mapping[str, TensorInfo] = {info.name: self._info(info) for info in seen}
 
     def _info(self, info: TensorInfo) -> TensorInfo:
         shape = info.shape

@@ -6,3 +6,4 @@ from llamacli.testing.models import write_model as write_model
 from llamacli.testing.parametrize import checks_of as checks_of
 from llamacli.testing.parametrize import parametrize_with_checks as parametrize_with_checks
 from llamacli.testing.tiny import write_architecture as write_architecture
+from llamacli.testing.tiny_media import write_mmproj as write_mmproj

@@ -30,11 +30,16 @@ def check_tables(tiny: TinyModel) -> None:
     config, table, weights, graph = tiny.recorded(metadata)
     head = trace_classifier(tiny.architecture, config, weights)
     ops = [*graph.ops, *(head.ops if head else ())]
-    read = {tensor.name for op in ops for tensor in op.tensors()} | table.unused | table.ignored(tiny.file)
+    read = (
+        {tensor.name for op in ops for tensor in op.tensors()}
+        | table.unused
+        | table.ignored(tiny.file)
+        | tiny.read_besides
+    )
     if unread := sorted(set(tiny.file.tensors) - read):
         raise ConformanceError(f"{tiny}: the forward pass leaves out {', '.join(unread)}")
     _expect_whole_head(tiny, config, table)
-    unread_names = unread_keys(metadata, tiny.architecture.name)
+    unread_names = unread_keys(metadata, tiny.prefix.removesuffix("."))
     if keys := [key for key in unread_names if not any(fnmatch.fnmatch(key, pattern) for pattern in tiny.unread)]:
         raise ConformanceError(f"{tiny}: configure does not read {', '.join(keys)}")
 
@@ -54,8 +59,7 @@ def check_keys(tiny: TinyModel) -> None:
     """Keys: a missing or invalid one is named."""
     metadata, values = tiny.metadata, dict(tiny.metadata)
     tiny.architecture.tensors(tiny.architecture.configure(metadata))
-    prefix = f"{tiny.architecture.name}."
-    for key in sorted(key for key in metadata.consumed if key.startswith(prefix) and key in values):
+    for key in sorted(key for key in metadata.consumed if key.startswith(tiny.prefix) and key in values):
         _configure(tiny, key, "without it", {name: value for name, value in values.items() if name != key})
         for wrong, must_fail in _wrong_values(values[key]):
             found = f"with the value {wrong!r}"
@@ -146,8 +150,8 @@ class _Binding:
 
     @classmethod
     def of(cls, tiny: TinyModel) -> _Binding:
-        config = tiny.architecture.configure(metadata := tiny.metadata)
-        return cls(tiny, metadata, config, tiny.architecture.tensors(config))
+        config, table, _, _ = tiny.recorded(metadata := tiny.metadata)
+        return cls(tiny, metadata, config, table)
 
     def refuses(self, tensors: Mapping[str, TensorInfo], name: str = "", what: str = "") -> bool:
         """True if tensors are refused.
@@ -184,12 +188,12 @@ def first_blocks(tensors: Mapping[str, TensorInfo]) -> set[int | None]:
     """First block of each kind by names and shapes; None for outside."""
     kinds: dict[int | None, set[tuple[str, tuple[int, ...]]]] = {}
     for name, info in tensors.items():
-        kinds.setdefault(block_of(name), set()).add((re.sub(r"^blk\.\d+\.", "", name), info.shape))
+        kinds.setdefault(block_of(name), set()).add((re.sub(r"^(v\.)?blk\.\d+\.", "", name), info.shape))
     firsts = {frozenset(kind): block for block, kind in reversed(kinds.items())}
     return {*firsts.values(), None}
 
 
 def block_of(name: str) -> int | None:
     """Block number of a tensor, None outside of blocks."""
-    found = re.match(r"blk\.(\d+)\.", name)
+    found = re.match(r"(?:v\.)?blk\.(\d+)\.", name)
     return int(found[1]) if found else None

@@ -1,17 +1,24 @@
-"""Dump of llama.cpp's tensors, like llama-eval-callback's: `python -m llamacli.testing.dump MODEL --tokens 1 5 9`."""
+"""Dump of llama.cpp's tensors, like llama-eval-callback's: `python -m llamacli.testing.dump MODEL --tokens 1 5 9`.
+
+Of a mmproj file those of its encoder: `python -m llamacli.testing.dump MMPROJ --image FILE`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
 
+from llamacli.media.pictures import Picture, Pixels
 from llamacli.testing.peer import Peer
+from llamacli.testing.peer_media import PeerEncoder, write_reader
+from llamacli.tools.op_values import Recorded
 
 _SHOWN = 3
 """Numbers at each end of an axis."""
@@ -35,6 +42,21 @@ _TYPES = {0: np.float32, 1: np.float16, 26: np.int32}
 
 def write_dump(model: Path, tokens: Sequence[int], out: IO[str]) -> None:
     """Evaluate tokens and print every tensor. Raises ImportError without llama-cpp-python."""
+    with Peer(model, max(256, len(tokens)), on_tensor=_printer(out)) as peer:
+        peer.eval(tokens)
+
+
+def write_encoder_dump(mmproj: Path, pixels: Pixels, out: IO[str]) -> None:
+    """Encode a picture and print every tensor. Raises ImportError without llama-cpp-python."""
+    width = Recorded.of(mmproj).graph.ops[-1].out.width
+    with tempfile.TemporaryDirectory() as folder:
+        reader = write_reader(Path(folder) / "reader.gguf", width)
+        with Peer(reader, 256) as peer, PeerEncoder(peer, mmproj, on_tensor=_printer(out)) as encoder:
+            encoder.encode(pixels)
+
+
+def _printer(out: IO[str]) -> Callable[[int], None]:
+    """Function that prints the tensor at an address."""
     import llama_cpp
 
     library: Any = llama_cpp.llama_cpp._lib
@@ -54,8 +76,7 @@ def write_dump(model: Path, tokens: Sequence[int], out: IO[str]) -> None:
         )
         _print_numbers(_array(tensor), out)
 
-    with Peer(model, max(256, len(tokens)), on_tensor=on_tensor) as peer:
-        peer.eval(tokens)
+    return on_tensor
 
 
 def _sizes(tensor: _Tensor) -> str:
@@ -97,6 +118,11 @@ def _both_ends(items: Any) -> list[Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, nargs="+", required=True, help="token ids")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--tokens", type=int, nargs="+", help="token ids")
+    given.add_argument("--image", type=Path, help="picture for the encoder of a mmproj file")
     options = parser.parse_args()
-    write_dump(options.model, options.tokens, sys.stdout)
+    if options.image:
+        write_encoder_dump(options.model, Picture.of(options.image).pixels, sys.stdout)
+    else:
+        write_dump(options.model, options.tokens, sys.stdout)

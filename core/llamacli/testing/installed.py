@@ -1,7 +1,9 @@
 """Tiny models of installed plugins, from the tests of their projects.
 
 A package's modules `tiny.py` and `tiny_*.py`, or modules `tests/tiny_*.py` of its project, have `VARIANTS`, or
-`ENCODERS` for models without logits. They may have `INERT` and `UNREAD`, arguments of `parametrize_with_checks`, and
+`ENCODERS` for models without logits, or `MEDIA` for media encoders.
+
+They may have `INERT` and `UNREAD`, arguments of `parametrize_with_checks`, and
 `TRANSFORMERS`, models of Hugging Face's transformers by the name of the architecture.
 """
 
@@ -47,7 +49,7 @@ class TinyModels:
 
         patterns = {name: tuple(x for module in modules for x in module.get(name, ())) for name in ("INERT", "UNREAD")}
         return cls(
-            {**joined("VARIANTS"), **joined("ENCODERS")} or None,
+            {**joined("VARIANTS"), **joined("ENCODERS"), **joined("MEDIA")} or None,
             patterns["INERT"],
             patterns["UNREAD"],
             joined("TRANSFORMERS"),

@@ -11,6 +11,7 @@ import pytest
 
 from llamacli.architecture import Architecture
 from llamacli.engine import QuantMode
+from llamacli.media.encoder import MediaEncoder
 from llamacli.testing import checks, result_checks
 from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.tiny import Family, TinyModel, Variant
@@ -39,6 +40,12 @@ RESULTS: dict[str, CheckFunction] = {
     "cache_types": result_checks.check_cache_types,
 }
 """Checks that run a model: the first variant, and the others of other structure."""
+
+PICTURES: dict[str, CheckFunction] = {
+    "layouts": result_checks.check_layouts,
+    **{name: RESULTS[name] for name in ("parameters", "threads", *(f"mode_{mode.value}" for mode in QuantMode))},
+}
+"""Checks that run a media encoder, in the place of `RESULTS`."""
 
 OF_SESSIONS = {"pieces", "last_rows", "fork", "rewind", "cut", "saved_state", "cache_types"}
 """Checks of sessions, which encoders do not have."""
@@ -104,13 +111,14 @@ def checks_of(
     With `peer`, results are compared with llama.cpp's too; with models of `transformers`, with theirs.
     """
     family = Family(architecture, variants, inert, unread)
+    results = PICTURES if isinstance(architecture, MediaEncoder) else RESULTS
     return [
         *_transformers(architecture, transformers),
         Check("tables", family, checks.check_tables, "all"),
         *(Check(name, family, function, "distinct") for name, function in FILES.items() if name != "tables"),
-        *(Check(name, family, function, "first") for name, function in RESULTS.items()),
+        *(Check(name, family, function, "first") for name, function in results.items()),
         *(Check(name, family, function, "first") for name, function in PROCESSES.items()),
-        *(Check(name, family, function, "others") for name, function in RESULTS.items()),
+        *(Check(name, family, function, "others") for name, function in results.items()),
         *(Check(name, family, function, "all") for name, function in PEER.items() if peer),
     ]
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -49,15 +49,15 @@ class Peer:
         import llama_cpp
 
         self._api: Any = llama_cpp
-        errors = _errors_of_log()
+        errors = errors_of_log()
         errors.clear()
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = 0
         model_params.use_extra_bufts = False  # repacking for AMX ends in SIGILL where a hypervisor forbids AMX
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-        if not self._model:
-            raise OSError(f"llama.cpp refuses {path}{_reason(errors)}")
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self.model:
+            raise OSError(f"llama.cpp refuses {path}{reason_of(errors)}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, min(n_ctx, _BATCH), min(n_ctx, _BATCH)
         params.n_threads = params.n_threads_batch = 2
@@ -68,25 +68,25 @@ class Peer:
         if embeddings:
             params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
         if on_tensor is not None:
-            self._callback = _eval_callback(on_tensor)  # kept alive as long as the context
+            self._callback = eval_callback(on_tensor)  # kept alive as long as the context
             params.cb_eval = self._callback
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._context = llama_cpp.llama_init_from_model(self.model, params)
         if not self._context:
-            raise OSError(f"llama.cpp has no context for {path}{_reason(errors)}")
-        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+            raise OSError(f"llama.cpp has no context for {path}{reason_of(errors)}")
+        self._vocabulary = llama_cpp.llama_model_get_vocab(self.model)
         self.bos = llama_cpp.llama_vocab_bos(self._vocabulary)
         self.add_bos = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
-        self.n_embd = llama_cpp.llama_model_n_embd(self._model)
-        self._has_encoder = llama_cpp.llama_model_has_encoder(self._model)
+        self.n_embd = llama_cpp.llama_model_n_embd(self.model)
+        self._has_encoder = llama_cpp.llama_model_has_encoder(self.model)
         mrope = llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE
-        self._n_components = 4 if llama_cpp.llama_model_rope_type(self._model) in mrope else 1
+        self._n_components = 4 if llama_cpp.llama_model_rope_type(self.model) in mrope else 1
         self._n_past = 0
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
         """Set LoRA adapters with their scales; OSError for a refused file."""
         api, n = self._api, len(adapters)
-        loaded = [api.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters]
+        loaded = [api.llama_adapter_lora_init(self.model, str(path).encode()) for path, _ in adapters]
         if not all(loaded):
             raise OSError(f"llama.cpp refuses an adapter of {', '.join(str(path) for path, _ in adapters)}")
         pointers = (api.llama_adapter_lora_p_ctypes * n)(*loaded)
@@ -120,7 +120,7 @@ class Peer:
         if self._has_encoder and not self._embeddings:
             self._run(self._batch(text), len(text), encodes=True)
             self._n_past = 0
-            self.eval([self._api.llama_model_decoder_start_token(self._model)])
+            self.eval([self._api.llama_model_decoder_start_token(self.model)])
 
     def set_causal(self, causal: bool) -> None:
         """Set causal attention, or attention in both directions."""
@@ -173,7 +173,7 @@ class Peer:
             raise OSError(f"decoding of llama.cpp failed with status {status}")
         self._n_past += n
         if self._embeddings:
-            width = api.llama_model_n_embd(self._model)
+            width = api.llama_model_n_embd(self.model)
             return np.array([api.llama_get_embeddings_ith(self._context, i)[:width] for i in range(n)], np.float32)
         logits: Any = ctypes.cast(api.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(logits, shape=(n, self.n_vocab)).copy()
@@ -185,17 +185,19 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._api.llama_free(self._context)
-        self._api.llama_model_free(self._model)
+        self._api.llama_model_free(self.model)
 
 
-def _reason(errors: list[str]) -> str:
+def reason_of(errors: list[str]) -> str:
+    """End of an error's text: what llama.cpp's log says."""
     return f": {'; '.join(errors)}" if errors else ""
 
 
 @functools.cache
-def _errors_of_log() -> list[str]:
+def errors_of_log() -> list[str]:
     """Errors in llama.cpp's log, a list that grows; the rest is dropped."""
     import llama_cpp
+    from llama_cpp import mtmd_cpp
 
     errors: list[str] = []
 
@@ -205,6 +207,8 @@ def _errors_of_log() -> list[str]:
 
     _callbacks.append(llama_cpp.llama_log_callback(on_line))
     llama_cpp.llama_log_set(_callbacks[-1], None)
+    mtmd_cpp.mtmd_log_set(_callbacks[-1], None)
+    mtmd_cpp.mtmd_helper_log_set(_callbacks[-1], None)
     return errors
 
 
@@ -212,7 +216,8 @@ _callbacks: list[Any] = []
 """Callbacks that llama.cpp keeps by address, so that they must live on."""
 
 
-def _eval_callback(on_tensor: Callable[[int], None]) -> Any:
+def eval_callback(on_tensor: Callable[[int], None]) -> Any:
+    """C callback that calls `on_tensor` with the address of each computed tensor."""
     import llama_cpp
 
     def call(tensor: int, ask: bool, _data: object) -> bool:
@@ -238,15 +243,24 @@ def run_peer(
     the first `n_prompt` of them. In a model with an encoder they follow the text `encoded`. Raises ImportError
     without llama-cpp-python, OSError with llama.cpp's reason for a file that it refuses, or where it ends.
     """
+    given = [str(path), list(tokens), n_prompt, n_greedy, embeddings, list(encoded)]
+    found = in_process("llamacli.testing.peer", given)
+    return found["rows"], found["ids"].tolist(), found["gaps"].tolist()
+
+
+def in_process(module: str, given: object) -> dict[str, npt.NDArray[Any]]:
+    """Arrays that `python -m module` writes, of a file's name and JSON on stdin.
+
+    Raises ImportError without llama-cpp-python, OSError with llama.cpp's reason if the process fails.
+    """
     if find_spec("llama_cpp") is None:
         raise ImportError("No module named 'llama_cpp': pip install llama-cpp-python")
     with tempfile.TemporaryDirectory(prefix="llamacli-peer-") as folder:
         out = Path(folder) / "rows.npz"
-        given = json.dumps([str(path), str(out), list(tokens), n_prompt, n_greedy, embeddings, list(encoded)])
         environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(
-            [sys.executable, "-m", "llamacli.testing.peer"],
-            input=given, env=environment, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", module],
+            input=json.dumps([str(out), given]), env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -255,12 +269,17 @@ def run_peer(
             ended = "" if done.returncode > 0 else f"llama.cpp ended by signal {-done.returncode}: "
             raise OSError(f"{ended}{reason}")
         with np.load(out) as found:
-            return found["rows"], found["ids"].tolist(), found["gaps"].tolist()
+            return dict(found)
+
+
+def write_arrays(path: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write the arrays that `in_process` returns."""
+    np.savez(path, **dict[str, Any](arrays))
 
 
 def _run(
-    path: str, out: str, tokens: list[int], n_prompt: int, n_greedy: int, embeddings: bool, encoded: list[int]
-) -> None:
+    path: str, tokens: list[int], n_prompt: int, n_greedy: int, embeddings: bool, encoded: list[int]
+) -> dict[str, npt.NDArray[Any]]:
     with Peer(Path(path), 256, embeddings=embeddings) as peer:
         peer.begin(encoded)
         rows, ids, gaps = peer.eval(tokens), list[int](), list[float]()
@@ -268,8 +287,9 @@ def _run(
             peer.clear()
             peer.begin(encoded)
             ids, gaps = peer.greedy(tokens[:n_prompt], n_greedy)
-    np.savez(out, rows=rows, ids=np.array(ids, np.int64), gaps=np.array(gaps))
+    return {"rows": rows, "ids": np.array(ids, np.int64), "gaps": np.array(gaps)}
 
 
 if __name__ == "__main__":
-    _run(*json.load(sys.stdin))
+    _out, _given = json.load(sys.stdin)
+    write_arrays(_out, _run(*_given))

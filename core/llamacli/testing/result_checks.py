@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy.typing as npt
 
 from llamacli.engine import Chunk, QuantMode, ReferenceEngine, Span, evaluate
 from llamacli.engine.reference import ReferenceProgram
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, MediaError
 from llamacli.generation.stream import eval_batch
 from llamacli.graph import Tensor
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence
+from llamacli.media.encoder import Tile
+from llamacli.media.pictures import Picture
 from llamacli.model import Model
 from llamacli.ops.run import Run
 from llamacli.session import Session
@@ -29,7 +32,9 @@ from llamacli.testing.conformance import ConformanceError
 from llamacli.testing.formulas import nmse
 from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.peer import run_peer
-from llamacli.testing.tiny import TinyModel, rounded_types, write_float32
+from llamacli.testing.peer_media import run_peer_encoder, write_reader
+from llamacli.testing.tiny import TinyEncoder, TinyModel, rounded_types, write_float32
+from llamacli.testing.tiny_media import PICTURES, drawn
 
 Logits = npt.NDArray[np.float32]
 
@@ -93,7 +98,11 @@ def _encoded(model: Model, texts: list[list[int]]) -> list[Logits]:
             chunk.cache.close()
 
 
-def _rows(tiny: TinyModel, tokens: list[int], mode: str = "fp32", **load: Any) -> Logits:
+def _rows(tiny: TinyModel, tokens: list[int] | None = None, mode: str = "fp32", **load: Any) -> Logits:
+    """Rows of tokens, by default of `_tokens`, or of pictures."""
+    if isinstance(tiny, TinyEncoder):
+        return tiny.rows(mode, **load)
+    tokens = _tokens(tiny) if tokens is None else tokens
     if tiny.is_encoder:
         return _encoded(tiny.load(mode, **load), [tokens])[0]
     with _session(tiny, mode, **load) as session:
@@ -165,14 +174,14 @@ def check_batches(tiny: TinyModel) -> None:
 
 def check_threads(tiny: TinyModel) -> None:
     """Threads: their number changes no bit."""
-    _expect_equal(tiny, "on 3 threads", *(_rows(tiny, _tokens(tiny), threads=threads) for threads in (1, 3)))
+    _expect_equal(tiny, "on 3 threads", *(_rows(tiny, threads=threads) for threads in (1, 3)))
 
 
 def mode_check(mode: QuantMode) -> Callable[[TinyModel], None]:
     """Make the check of a mode: kernels against NumPy."""
 
     def check_mode(tiny: TinyModel) -> None:
-        expected, actual = (_rows(tiny, _tokens(tiny), mode, reference=reference) for reference in (True, False))
+        expected, actual = (_rows(tiny, None, mode, reference=reference) for reference in (True, False))
         mixed = mode is not QuantMode.FP32 and bool(tiny.recorded()[3].exact_tensors())
         bound = MODES[mode] * (_WITH_EXPERTS if mixed else 1)
         _expect_close(tiny, f"kernels in mode {mode}, against NumPy", expected, actual, bound)
@@ -190,13 +199,12 @@ def check_parameters(tiny: TinyModel) -> None:
     One that does not is read and forgotten. Of blocks with the same tensors the first is tried. Contexts of all
     lengths are tried at which other factors of RoPE apply.
     """
-    model = tiny.load(reference=True)
-    program = model.program
-    assert isinstance(program, ReferenceProgram)
     _, _, _, graph = tiny.recorded()
+    program = ReferenceEngine().compile(graph, tiny.file, QuantMode.FP32)
+    assert isinstance(program, ReferenceProgram)
     limits = [length for op in graph.ops for length in op.context_lengths()]
     lengths = {N_TOKENS, *limits, *(length + 1 for length in limits)}
-    tokens = np.array(_tokens(tiny), np.int32)
+    tokens = np.array([] if isinstance(tiny, TinyEncoder) else _tokens(tiny), np.int32)
     weights = program.weights
 
     @functools.cache
@@ -205,6 +213,8 @@ def check_parameters(tiny: TinyModel) -> None:
 
     def logits(changed: dict[Tensor, npt.NDArray[np.float64]], n_tokens: int) -> list[Logits]:
         other = ReferenceProgram(graph, changed)
+        if isinstance(tiny, TinyEncoder):
+            return [tiny.rows_of(other)]
         found = []
         for length in sorted(lengths):
             n, text = min(length, n_tokens), np.array(ENCODED if other.has_encoder else [], np.int32)
@@ -335,6 +345,9 @@ def check_peer(tiny: TinyModel) -> None:
     """
     if tiny.exact is None:
         return
+    if isinstance(tiny, TinyEncoder):
+        _check_peer_encoder(tiny, tiny.exact)
+        return
     tokens, n_greedy = _tokens(tiny), 0 if tiny.is_encoder else _N_GREEDY
     graph = tiny.recorded()[3]
     embeds = tiny.is_encoder and graph.ops[-1].out.width != tiny.recorded()[0].n_vocab
@@ -357,6 +370,50 @@ def check_peer(tiny: TinyModel) -> None:
     if not found <= bound:
         said = f"mode auto against llama.cpp: NMSE {found:.2g}, at most {bound:g} is allowed, because {reason}"
         raise ConformanceError(f"{tiny}: {said}")
+
+
+def _check_peer_encoder(tiny: TinyEncoder, bound: float) -> None:
+    """Compare embeddings of pictures with those of llama.cpp's mtmd."""
+    types = rounded_types(tiny.path)
+    try:
+        with tempfile.TemporaryDirectory(prefix="llamacli-reader-") as folder:
+            reader = write_reader(Path(folder) / "reader.gguf", tiny.recorded()[3].ops[-1].out.width)
+            rows = run_peer_encoder(reader, tiny.path, PICTURES)
+    except OSError as error:
+        raise ConformanceError(f"{tiny}: {error}") from error
+    expected, mode = np.concatenate([*rows.values()]), QuantMode.AUTO if types else QuantMode.FP32
+    actual = tiny.rows(mode)
+    if actual.shape != expected.shape:
+        raise ConformanceError(f"{tiny}: rows of embeddings {actual.shape}, of llama.cpp {expected.shape}")
+    _expect_close(tiny, "embeddings of llama.cpp", expected, actual, max(bound, MODES[mode]) if types else bound)
+
+
+LAYOUTS = ((1, 1), (2, 3), (1, 90), (90, 1), (33, 47), (640, 480))
+"""Widths and heights of pictures that an encoder divides, or refuses."""
+
+
+def check_layouts(tiny: TinyModel) -> None:
+    """Layouts: pictures of all sizes are divided into tiles, or refused.
+
+    Equal pictures have equal content keys, other ones others; each tile has as many embeddings as keys.
+    """
+    assert isinstance(tiny, TinyEncoder)
+    with closing(tiny.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
+        for width, height in LAYOUTS:
+            try:
+                one, again, other = (loaded.layout(Picture.of(drawn(width, height, seed))) for seed in (0, 0, 1))
+            except MediaError:
+                continue
+            found, same, others = (
+                [part for part in layout if isinstance(part, Tile)] for layout in (one, again, other)
+            )
+            picture = f"a picture of {width} x {height} pixels"
+            if not found:
+                raise ConformanceError(f"{tiny}: {picture} has no tiles")
+            if [tile.ids for tile in found] != [tile.ids for tile in same] or found[0] == others[0]:
+                raise ConformanceError(f"{tiny}: the tiles of {picture} do not depend on its pixels alone")
+            if len(rows := loaded.encode(found[0])) != len(found[0].ids):
+                raise ConformanceError(f"{tiny}: {picture}: {len(rows)} embeddings, {len(found[0].ids)} expected")
 
 
 def transformers_check(models: Mapping[str, tuple[HuggingFaceModel, int]]) -> Callable[[TinyModel], None]:
@@ -431,11 +488,17 @@ import importlib, sys
 from llamacli.testing import guarded
 side, path, module, name = sys.argv[1:]
 guarded.install(side)
+from pathlib import Path
 from llamacli import load_model
+from llamacli.media.encoder import MediaEncoder
 from llamacli.plugins import Plugins
+from llamacli.testing.tiny import TinyEncoder
 for part in name.split("."):
     architecture = getattr(importlib.import_module(module) if part == name.split(".")[0] else architecture, part)
 for mode in ("fp32", "auto"):
+    if issubclass(architecture, MediaEncoder):
+        TinyEncoder(architecture(), "", Path(path), None).rows(mode, threads=2)
+        continue
     with load_model(path, mode, plugins=Plugins.of(architecture()), threads=2) as model:
         if model.program.needs_whole_input:
             from llamacli.tools.embedding import Embedder

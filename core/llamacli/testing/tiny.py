@@ -13,25 +13,28 @@ import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace
-from llamacli.engine import QuantMode, ReferenceEngine
+from llamacli.engine import Engine, Program, QuantMode, ReferenceEngine
 from llamacli.engine.native import NativeEngine
 from llamacli.errors import PluginError
 from llamacli.gguf import Metadata, TensorInfo, open_gguf
 from llamacli.gguf.writer import write_gguf
 from llamacli.graph import Graph
 from llamacli.loaders import ModelFile, open_model_file
+from llamacli.media.encoder import LoadedEncoder, MediaEncoder, RecordedEncoder, compile_encoder, projector_of
 from llamacli.model import Model, load_model
 from llamacli.plugins import Plugins
 from llamacli.quantization.tensor_types import TensorType, nbytes
 from llamacli.testing.models import write_model
+from llamacli.testing.tiny_media import PICTURES, Rows, drawn, embeddings, write_mmproj
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
 Variant = tuple[Callable[..., Path], Mapping[str, Any], float | None]
@@ -79,6 +82,10 @@ def write_architecture(
 def own_variants(architecture: Architecture) -> dict[str, Variant]:
     """Variants of an architecture's own table: all tensors, required ones, fused."""
     choices = {"all": {}, "required": {"optional": False}, "fused": {"fused": True}}
+    if isinstance(architecture, MediaEncoder):
+        return {
+            name: (write_mmproj, {"architecture": architecture} | options, None) for name, options in choices.items()
+        }
     return {
         name: (write_architecture, {"architecture": architecture} | options, 1e-8) for name, options in choices.items()
     }
@@ -98,6 +105,16 @@ class TinyModel:
     exact: float | None
     inert: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of the architecture's keys."""
+        return f"{self.architecture.name}."
+
+    @property
+    def read_besides(self) -> set[str]:
+        """Names of tensors that are read outside of the forward pass."""
+        return set()
 
     def is_inert(self, tensor: str) -> bool:
         """True if a tensor cannot change the logits."""
@@ -142,6 +159,60 @@ class TinyModel:
 
     def __str__(self) -> str:
         return f"{self.architecture.name}, variant {self.name}"
+
+
+class TinyEncoder(TinyModel):
+    """Tiny mmproj file of a media encoder."""
+
+    is_encoder = True
+    prefix = "clip."
+
+    @property
+    def encoder(self) -> MediaEncoder:
+        """The media encoder."""
+        return cast(MediaEncoder, self.architecture)
+
+    @property
+    def read_besides(self) -> set[str]:
+        """Name of the embedding between rows of tokens, if any."""
+        return {self.encoder.row_break} - {""}
+
+    @functools.cached_property
+    def file(self) -> ModelFile:
+        """The open file, its tensors as matrices."""
+        return RecordedEncoder.of(self.encoder, self._source).file
+
+    @functools.cached_property
+    def _source(self) -> ModelFile:
+        return open_model_file(self.path, [])
+
+    @property
+    def metadata(self) -> Metadata:
+        """Metadata of the file, of which nothing has been read."""
+        return Metadata(dict(self._source.metadata), str(self.path))
+
+    def recorded(self, metadata: Metadata | None = None) -> tuple[Config, TensorTable, Weights, Graph]:
+        """Configuration, table, weights and graph of the file."""
+        metadata = metadata or self.metadata
+        projector_of(metadata)
+        found = RecordedEncoder.of(self.encoder, self._source, metadata)
+        return found.config, found.table, found.weights, found.graph
+
+    def load_encoder(self, mode: QuantMode, engine: Engine) -> LoadedEncoder:
+        """Load the file; the caller closes it."""
+        return compile_encoder(self.encoder, self._source, mode, engine)
+
+    def rows(self, mode: str = "fp32", *, threads: int = 1, reference: bool = False) -> Rows:
+        """Embeddings of all `PICTURES`, float32 [n, width]."""
+        engine = ReferenceEngine() if reference else NativeEngine(threads)
+        with closing(self.load_encoder(QuantMode(mode), engine)) as loaded:
+            return embeddings(loaded, (drawn(*size) for size in PICTURES.values()))
+
+    def rows_of(self, program: Program) -> Rows:
+        """Embeddings of all `PICTURES` by another program of the graph."""
+        with closing(self.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
+            loaded._program = program
+            return embeddings(loaded, (drawn(*size) for size in PICTURES.values()))
 
 
 _EXACT = (TensorType.F32, TensorType.F64, TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
@@ -202,12 +273,20 @@ class Family:
 
     def _written(self, name: str, variant: Variant) -> Iterator[TinyModel]:
         write, options, exact = variant
-        if isinstance(other := options.get("architecture"), str) and other != self.architecture.name:
+        other, is_media = options.get("architecture"), isinstance(self.architecture, MediaEncoder)
+        if isinstance(other, str) and other != self.architecture.name:
+            return
+        if isinstance(other, Architecture) and isinstance(other, MediaEncoder) != is_media:
             return
         path = _write(write, name, options)
-        model = TinyModel(self.architecture, name, path, exact, self._inert, self._unread)
-        if model.file.metadata.get("general.architecture") == self.architecture.name:
-            yield model
+        with open_gguf(path) as file:
+            key = "clip.projector_type" if is_media else "general.architecture"
+            if file.metadata.get(key) == self.architecture.name:
+                yield self._kind(self.architecture, name, path, exact, self._inert, self._unread)
+
+    @property
+    def _kind(self) -> type[TinyModel]:
+        return TinyEncoder if isinstance(self.architecture, MediaEncoder) else TinyModel
 
 
 @functools.cache

@@ -9,18 +9,22 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import Config, trace
+from llamacli.architecture import trace
 from llamacli.engine import QuantMode
 from llamacli.engine.floats import load_floats
 from llamacli.errors import InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Value
+from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.loaders import ModelFile, open_model_file
+from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of, tile_inputs
+from llamacli.media.pictures import Pixels
 from llamacli.ops.base import Op, verb_of
 from llamacli.ops.run import Run, Span
 from llamacli.plugins import Plugins, installed_plugins
@@ -47,10 +51,14 @@ class OpRecord:
 
 @attrs.frozen(eq=False)
 class OpValues:
-    """Result of an op, float32 [n_tokens, width]."""
+    """Result of an op, float32 [n_tokens, width].
+
+    `others` are these numbers in other orders: of patches, from left to right and from top to bottom, and transposed.
+    """
 
     op: OpRecord
     rows: Rows
+    others: tuple[Rows, ...] = ()
 
     @property
     def norm(self) -> float:
@@ -60,18 +68,23 @@ class OpValues:
 
 @attrs.frozen(eq=False)
 class Recorded:
-    """Recorded forward pass of an open file."""
+    """Recorded forward pass of a file; of a mmproj file with `encoder`."""
 
     file: ModelFile
-    config: Config
+    config: Any
     graph: Graph
     ops: tuple[OpRecord, ...]
+    encoder: MediaEncoder | None = None
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], plugins: Plugins | None = None) -> Recorded:
         """Record the forward pass of a file; raises what `load_model` raises."""
         plugins = plugins or installed_plugins()
         file = open_model_file(path, plugins.loaders())
+        if file.metadata.get("general.architecture") == "clip":
+            encoder = plugins.media_encoder(projector_of(file.metadata))
+            found = RecordedEncoder.of(encoder, file)
+            return cls(found.file, found.config, found.graph, tuple(_records(found.graph.ops)), encoder)
         architecture = plugins.resolve(file.metadata)
         with plugin_errors(f"architecture {architecture.name!r}"):
             config = architecture.configure(file.metadata)
@@ -83,16 +96,32 @@ class Recorded:
         return tokenizer_from_metadata(self.file.metadata).encode(text)
 
     def values(self, tokens: Sequence[int]) -> list[OpValues]:
-        """Run the ops on a prompt.
+        """Run the ops on a prompt of a language model.
 
         Ops without a result, such as `store`, are left out. Raises InvalidRequestError for a token that is not in the
         vocabulary, without tokens, or for a model with an encoder.
         """
+        if self.encoder is not None:
+            raise InvalidRequestError(f"{self.file.path}: it is the encoder of pictures: it has no tokens")
         if self.graph.n_encoder:
             raise InvalidRequestError("an encoder and a decoder have a text each: values of one prompt cannot be shown")
         if not tokens or not all(0 <= token < self.config.n_vocab for token in tokens):
             raise InvalidRequestError(f"tokens must be ids from 0 to {self.config.n_vocab - 1}, not {list(tokens)}")
-        ids = np.array(tokens, np.int32)
+        return self._run(Inputs.of(np.array(tokens, np.int32)), None)
+
+    def values_of_picture(self, pixels: Pixels) -> list[OpValues]:
+        """Run the ops on the last tile of a picture.
+
+        The picture is uint8 [height, width, 3].
+        Raises InvalidRequestError for a language model, MediaError for a picture that the encoder refuses.
+        """
+        if self.encoder is None:
+            raise InvalidRequestError(f"{self.file.path}: it is a language model, which reads no picture by itself")
+        tile = [part for part in self.encoder.layout(pixels, self.config) if not isinstance(part, str)][-1]
+        return self._run(*tile_inputs(self.encoder, self.config, tile))
+
+    def _run(self, inputs: Inputs, order: npt.NDArray[np.int64] | None) -> list[OpValues]:
+        ids = inputs.ids
         sequence = KVSequence(KVPool(KVLayout.of(self.graph.states, "f32", self.graph.recurrent)), len(ids))
         sequence.reserve(0, len(ids))
         values: dict[Value, Rows] = {}
@@ -100,21 +129,41 @@ class Recorded:
         def weights(tensor: object) -> npt.NDArray[np.float64]:
             return load_floats(tensor, self.file, QuantMode.FP32)  # type: ignore[arg-type]  # Run gives tensors alone
 
-        run = Run(ids, Span(sequence, 0, len(ids)), self.graph.states, values, weights)
-        found = []
+        span = Span(sequence, 0, len(ids), inputs=inputs if order is not None else None)
+        run = Run(ids, span, self.graph.states, values, weights)
+        found, merged = [], dict[Value, int]()
         for op, record in zip(self.graph.ops, self.ops, strict=True):
             with plugin_errors(f"verb {record.verb}"):
                 values[op.out] = np.asarray(op.compute(run), np.float32)
             if op.out.width:
-                found.append(OpValues(record, values[op.out]))
+                merged.update({op.out: op.n_merged} if op.n_merged > 1 else {})
+                size = max((merged.get(value, 1) for value in (op.out, *op.inputs())), default=1)
+                merged[op.out] = size
+                rows = values[op.out][size - 1 :: size]
+                others = () if order is None else self._in_other_orders(rows, inputs, order)
+                found.append(OpValues(record, rows, others))
         return found
+
+    def _in_other_orders(self, rows: Rows, inputs: Inputs, order: npt.NDArray[np.int64]) -> tuple[Rows, ...]:
+        """Rows of patches, or of tokens, as llama.cpp may have them.
+
+        Those of a class token's group are behind all others, of which llama.cpp has one or none.
+        """
+        assert inputs.positions is not None
+        n = len(inputs.ids) - self.config.n_behind
+        numbers = inputs.positions[:n, 0] if len(rows) == len(inputs.ids) else order
+        ordered = np.concatenate([rows[np.argsort(numbers, kind="stable")], rows[len(numbers) :]])
+        found = [
+            part[:stop] for part in (rows, ordered) for stop in sorted({len(numbers), len(numbers) + 1, len(rows)})
+        ]
+        return *found, *(part.T for part in found)
 
 
 def _records(ops: Sequence[Op]) -> Iterable[OpRecord]:
     numbers, layer = {op.out: i for i, op in enumerate(ops)}, None
     for i, op in enumerate(ops):
         tensors = tuple(tensor.name for tensor in op.tensors())
-        blocks = [int(found[1]) for name in tensors if (found := re.match(r"blk\.(\d+)\.", name))]
+        blocks = [int(found[1]) for name in tensors if (found := re.match(r"(?:v\.)?blk\.(\d+)\.", name))]
         layer = blocks[-1] if blocks else layer
         inputs = tuple(numbers[value] for value in op.inputs())
         yield OpRecord(i, verb_of(op), layer, tensors, inputs, op.out.width)
@@ -172,7 +221,9 @@ def _dumped(header: re.Match[str], body: list[str], path: object) -> DumpedTenso
     lines = [line for line in body if re.search(r"\[.*\d.*\]|\bnan\b|\binf\b", line)]
     numbers = [float(x) for line in lines for x in re.findall(r"-?(?:\d+\.\d+|nan|inf)", line)]
     per_row = len(re.findall(r"-?(?:\d+\.\d+|nan|inf)", lines[0])) if lines else 0
-    shown = [_shown(shape[0], min(per_row, 6) if shape[0] > 6 else shape[0])] + [_shown(size, 6) for size in shape[1:]]
+    shown = [_shown(shape[0], min(per_row, 6) if shape[0] > 6 else shape[0])] + [
+        _shown(size, 6 if axis < 2 else size) for axis, size in enumerate(shape[1:])
+    ]
     strides = np.cumprod([1, *shape[:-1]])
     grids = np.meshgrid(*[np.array(axis) * stride for axis, stride in zip(shown, strides, strict=True)], indexing="ij")
     places = np.sum(grids, axis=0).transpose().reshape(-1) if grids else np.empty(0, np.int64)
@@ -210,6 +261,9 @@ class Match:
 TOLERANCE = 1e-3
 """Difference that counts as equal, as a share of the root mean square; printed numbers are rounded besides."""
 
+_OF_PICTURES = 4 * TOLERANCE
+"""That of media encoders: llama.cpp rounds the pixels of patches to float16."""
+
 _ROUNDED = 5.1e-5
 
 
@@ -222,7 +276,7 @@ def compare(values: Sequence[OpValues], dump: Sequence[DumpedTensor]) -> list[Ma
 
 
 def _match(value: OpValues, dump: Sequence[DumpedTensor]) -> Match:
-    sized = [tensor for tensor in dump if _rows_of(tensor, value) is not None]
+    sized = [tensor for tensor in dump if _fits(tensor, value)]
     weighed = [tensor for tensor in sized if set(tensor.sources) & set(value.op.tensors)]
     suffix = f"-{value.op.layer}"
     near = weighed or [
@@ -234,21 +288,27 @@ def _match(value: OpValues, dump: Sequence[DumpedTensor]) -> Match:
     nearest = min(near, key=lambda tensor: _difference(value, tensor))
     if _difference(value, nearest) <= 1:
         return Match(value, nearest, EQUAL)
-    return Match(value, nearest, DIFFERENT if weighed else UNKNOWN)
+    in_table = bool(value.others) and value.op.verb.endswith("positions")  # llama.cpp adds them at once
+    return Match(value, nearest, DIFFERENT if weighed and not in_table else UNKNOWN)
 
 
-def _rows_of(tensor: DumpedTensor, value: OpValues) -> Rows | None:
-    """Rows that a tensor may hold, None if its size fits none."""
+def _fits(tensor: DumpedTensor, value: OpValues) -> bool:
+    """True if a tensor's size is that of some of the rows."""
     n_rows, rest = divmod(int(np.prod(tensor.shape)), value.op.width)
-    return value.rows[-n_rows:] if not rest and 0 < n_rows <= len(value.rows) else None
+    return not rest and 0 < n_rows <= len(value.rows)
 
 
 def _difference(value: OpValues, tensor: DumpedTensor) -> float:
-    rows = _rows_of(tensor, value)
-    assert rows is not None
-    numbers = rows.reshape(-1)[tensor.places]
-    tolerated = _ROUNDED + TOLERANCE * float(np.sqrt(np.mean(np.square(rows, dtype=np.float64))))
-    return float(np.max(np.abs(numbers - tensor.numbers), initial=0.0)) / tolerated
+    """Largest difference of printed numbers, in units of what is tolerated.
+
+    Of all orders of rows it is the least.
+    """
+    share = _OF_PICTURES if value.others else TOLERANCE
+    tolerated = _ROUNDED + share * float(np.sqrt(np.mean(np.square(value.rows, dtype=np.float64))))
+    size = int(np.prod(tensor.shape))
+    orders = [value.rows[-size // value.op.width :], *(rows for rows in value.others if rows.size == size)]
+    found = (np.abs(rows.reshape(-1)[tensor.places] - tensor.numbers) for rows in orders)
+    return min(float(np.max(differences, initial=0.0)) for differences in found) / tolerated
 
 
 def first_difference(matches: Sequence[Match]) -> tuple[Match, list[Match]] | None:

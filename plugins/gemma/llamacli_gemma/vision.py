@@ -31,6 +31,9 @@ from llamacli.plugin import (
 
 LLAMACLI_API = 1
 
+TOKENS = (70, 1120)
+"""Smallest and largest number of tokens of a picture."""
+
 CAUSAL = (1536, 2560)
 """Widths of E2B and E4B, which attend to pictures in order."""
 
@@ -49,7 +52,7 @@ class Gemma4Vision(MediaEncoder):
             metadata,
             n_merge=3,
             ropes=_ropes,
-            tokens=(70, 1120),
+            tokens=TOKENS,
             rms=True,
             gated=True,
             positions="axes",
@@ -70,15 +73,13 @@ class Gemma4Vision(MediaEncoder):
 
     def configure_file(self, file: ModelFile) -> VisionConfig:
         """Read the hyperparameters, the number of positions and the bounds of matrices."""
-        config, table = self.configure(file.metadata), file.tensors.get("v.position_embd.weight")
         clamps = {}
         for name in file.tensors:
             stem = name.removesuffix("weight")
             if stem != name and all(f"{stem}{bound}" in file.tensors for bound in BOUNDS):
                 a, b, c, d = (float(file.data(f"{stem}{bound}").view(np.float32)[0, 0]) for bound in BOUNDS)
                 clamps[name] = (a, b, c, d)
-        n_positions = table.shape[0] // 2 if table else config.n_positions
-        return attrs.evolve(config, n_positions=n_positions, clamps=clamps)
+        return attrs.evolve(with_positions(self.configure(file.metadata), file), clamps=clamps)
 
     def tensors(self, config: VisionConfig) -> TensorTable:
         """Tensors of the transformer, of the pooling and of the projector."""
@@ -101,12 +102,23 @@ class Gemma4Vision(MediaEncoder):
 
     def layout(self, pixels: Pixels, config: VisionConfig) -> list[str | Pixels]:
         """The picture, between its two tokens."""
-        side, (height, width, _) = config.patch_size * config.n_merge, pixels.shape
-        least, most = (n * side**2 for n in config.tokens)
-        size = fitting(width, height, side, (least, most))
-        if max(size) > config.n_positions * config.patch_size:
-            raise MediaError(f"a picture of {width} x {height} pixels is too long: it has more patches than positions")
-        return ["<|image>", padded(pixels, *size, "bicubic"), "<image|>"]
+        return one_picture(pixels, config)
+
+
+def with_positions(config: VisionConfig, file: ModelFile) -> VisionConfig:
+    """Hyperparameters with the number of positions that a file has."""
+    table = file.tensors.get("v.position_embd.weight")
+    return attrs.evolve(config, n_positions=table.shape[0] // 2) if table else config
+
+
+def one_picture(pixels: Pixels, config: VisionConfig) -> list[str | Pixels]:
+    """A picture in its proportions, between its two tokens."""
+    side, (height, width, _) = config.patch_size * config.n_merge, pixels.shape
+    least, most = (n * side**2 for n in config.tokens)
+    size = fitting(width, height, side, (least, most))
+    if max(size) > config.n_positions * config.patch_size:
+        raise MediaError(f"a picture of {width} x {height} pixels is too long: it has more patches than positions")
+    return ["<|image>", padded(pixels, *size, "bicubic"), "<image|>"]
 
 
 def _ropes(head_dim: int) -> tuple[Rope, ...]:

@@ -40,12 +40,13 @@ class Llava(MediaEncoder):
 
     def configure(self, metadata: Metadata) -> VisionConfig:
         """Read the hyperparameters."""
-        config = VisionConfig.from_gguf(metadata, n_merge=1, tile_sizes=_tile_sizes(metadata))
+        config = VisionConfig.from_gguf(metadata, n_merge=1)
         if config.n_layer < 2 or "clip.vision.feature_layer" in metadata:
             raise ModelFormatError(
                 f"{metadata.source}: LLaVA's encoder needs clip.vision.block_count of 2 or more, and no "
                 "clip.vision.feature_layer: the last layer but one is read"
             )
+        config = attrs.evolve(config, tile_sizes=_tile_sizes(metadata))
         return attrs.evolve(config, n_layer=config.n_layer - 1, n_unread=1, class_token="kept")
 
     def configure_file(self, file: ModelFile) -> VisionConfig:

@@ -96,7 +96,8 @@ class Qwen3Vision(Qwen2Vision):
 
     def configure(self, metadata: Metadata) -> VisionConfig:
         """Read the hyperparameters."""
-        key, n_layer = "clip.vision.is_deepstack_layers", metadata.get_int("clip.vision.block_count", minimum=1)
+        key = "clip.vision.is_deepstack_layers"
+        n_layer = metadata.get_int("clip.vision.block_count", minimum=1, maximum=1 << 10)
         flags = metadata.get_bools(key, n_layer) if key in metadata else ()
         return self.read(metadata, positions="corners", deepstack=tuple(i for i, flag in enumerate(flags) if flag))
 

@@ -31,7 +31,8 @@ from llamacli.serve.ray.replica import Replica, expect_version, file_digest
 from llamacli.serve.ray.tokenizing import load_unweighted
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
-from media_cases import drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import write_mmproj, write_text
 from sessions import LONG
 
 

@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import keyword
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -29,6 +30,19 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
 
     Raises InvalidRequestError for a name that is no Python name with hyphens, and if the folder exists.
     """
+    return _write(folder, name, lambda module: _contents(name, module, description, from_file))
+
+
+def write_encoder_plugin(folder: Path, name: str) -> list[Path]:
+    """Write the distribution of a media encoder into a new folder.
+
+    Returns its files.
+    `name` is its `clip.projector_type` too. Raises what `write_plugin` raises.
+    """
+    return _write(folder, name, lambda module: _encoder_contents(name, module))
+
+
+def _write(folder: Path, name: str, contents: Callable[[str], dict[str, str]]) -> list[Path]:
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
         raise InvalidRequestError(
@@ -36,7 +50,7 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
         )
     if folder.exists():
         raise InvalidRequestError(f"{folder} exists already")
-    files = _contents(name, module, description, from_file)
+    files = contents(module)
     written = []
     for place, text in files.items():
         path = folder / place
@@ -46,8 +60,46 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
     return written
 
 
+def _encoder_contents(name: str, module: str) -> dict[str, str]:
+    class_name = _class_name(module)
+    values = {
+        "name": name, "module": module, "architecture": name, "class_name": class_name, "inert": _INERT,
+        "options": ", inert=INERT", "names": "INERT, MEDIA", "variants": "MEDIA", "kind": "Media encoder",
+        "group": "llamacli.media",
+    }  # fmt: skip
+    return _files(module, values, "media.py", "media_tiny.py", "media_README.md")
+
+
+def _class_name(module: str) -> str:
+    return "".join(part.capitalize() for part in module.split("_"))
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    source = importlib.resources.files("llamacli").joinpath(f"data/plugin/{template}.tmpl").read_text("utf-8")
+    return Template(source).substitute(values)
+
+
+def _files(
+    module: str,
+    values: Mapping[str, str],
+    init: str = "init.py",
+    tiny: str = "tiny.py",
+    readme: str = "README.md",
+) -> dict[str, str]:
+    return {
+        "pyproject.toml": _filled("pyproject.toml", values),
+        "README.md": _filled(readme, values),
+        "MANIFEST.in": "recursive-include tests *.py *.json\n",
+        ".github/workflows/test.yml": _filled("workflow.yml", values),
+        f"llamacli_{module}/__init__.py": _filled(init, values),
+        f"llamacli_{module}/py.typed": "",
+        f"llamacli_{module}/tiny.py": _filled(tiny, values),
+        f"tests/test_{module}.py": _filled("test.py", values),
+    }
+
+
 def _contents(name: str, module: str, description: Description, from_file: bool) -> dict[str, str]:
-    class_name = "".join(part.capitalize() for part in module.split("_"))
+    class_name = _class_name(module)
     code = Declarations(description, class_name)
     tiny_keys = [f"    {json.dumps(key)}: {_source(value)}," for key, value in _tiny_keys(code).items()]
     values = {
@@ -58,6 +110,9 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         "inert": "" if code.has_rope else _INERT,
         "options": "" if code.has_rope else ", inert=INERT",
         "names": "VARIANTS" if code.has_rope else "INERT, VARIANTS",
+        "variants": "VARIANTS",
+        "kind": "Architecture",
+        "group": "llamacli.architectures",
         "tiny_keys": "\n".join(["{", *tiny_keys, "}"]),
         "fields": "\n".join(code.fields()),
         "configure": "\n".join(code.configure()),
@@ -65,29 +120,16 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         "forward": "\n".join(Forward(code).lines()),
     }
     values["bound"] = "1e-5),  # llama.cpp rounds GELU to float16" if "gelu" in values["forward"] else "1e-8),"
-
-    def fill(template: str) -> str:
-        source = importlib.resources.files("llamacli").joinpath(f"data/plugin/{template}.tmpl").read_text("utf-8")
-        return Template(source).substitute(values)
-
-    init = fill("init.py")
+    files = _files(module, values)
+    init = files[f"llamacli_{module}/__init__.py"]
     for name, imported in (("gelu", " gelu,"), ("Rope", " Rope,")):
         if not re.search(rf"\b{name}\b", init.replace(imported, "")):
             init = init.replace(imported, "")
-    test = fill("test.py")
-    files = {
-        "pyproject.toml": fill("pyproject.toml"),
-        "README.md": fill("README.md"),
-        "MANIFEST.in": "recursive-include tests *.py *.json\n",
-        ".github/workflows/test.yml": fill("workflow.yml"),
-        f"llamacli_{module}/__init__.py": init,
-        f"llamacli_{module}/py.typed": "",
-        f"llamacli_{module}/tiny.py": fill("tiny.py"),
-        f"tests/test_{module}.py": test,
-    }
+    files[f"llamacli_{module}/__init__.py"] = init
     if from_file:
         imports = "import json\nfrom pathlib import Path\n\nfrom llamacli.testing import check_shapes, "
-        test = test.replace("from llamacli.testing import ", imports) + fill("test_file.py")
+        test = files[f"tests/test_{module}.py"].replace("from llamacli.testing import ", imports)
+        test += _filled("test_file.py", values)
         content = {"keys": dict(description.keys), "shapes": {key: list(x) for key, x in description.shapes.items()}}
         files |= {f"tests/test_{module}.py": test, "tests/file.json": json.dumps(content, indent=1) + "\n"}
     return files
