@@ -198,7 +198,7 @@ def _generate(options: RunOptions, model: Model, load_s: float, repl: Repl | Non
     with (
         model.create_session(n_ctx=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
         open_drafter(
-            session, options.lookup, options.draft, options.draft_max, options.mode, options.threads
+            model, session, options.lookup, options.draft, options.draft_max, options.mode, options.threads
         ) as drafter,
     ):
         if drafter is not None:
