@@ -224,8 +224,9 @@ class Graph(Recorder):
     def with_layer_inputs(self, layers: Sequence[int]) -> Graph:
         """Graph that passes its hidden states and the inputs of layers.
 
-        They are side by side. The input of a layer is what its first norm, `blk.{i}.attn_norm`, reads; that of the layer
-        behind the last one what the norm of the output reads. Raises InvalidRequestError if a layer has no such norm.
+        They are side by side. The input of a layer is what its first norm, `blk.{i}.attn_norm`, reads; that of the
+        layer behind the last one what the norm of the output reads. Raises InvalidRequestError if a layer has no such
+        norm.
         """
         hidden, norms = self.hidden, [op for op in self.ops if isinstance(op, RmsNorm | LayerNorm) and op.weight]
         read = {op.tensors()[0].name: op.x for op in norms}

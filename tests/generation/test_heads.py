@@ -105,7 +105,7 @@ def test_texts_are_those_without_drafts(
 
 
 def copying(right: float) -> dict[str, np.ndarray]:
-    """Tensors of a head that passes on the input of the model's layer 2.
+    """Tensors of a head that passes on the input of layer 2.
 
     Its block adds nothing. Where that layer adds little, the head's logits are near the model's; with `right` less than
     1, numbers of the state are dropped.
