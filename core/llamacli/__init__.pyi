@@ -32,6 +32,7 @@ from llamacli.errors import StateError as StateError
 from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.errors import UnknownArchitectureError as UnknownArchitectureError
 from llamacli.generation.drafters import DraftModel as DraftModel
+from llamacli.generation.drafters import HeadDrafter as HeadDrafter
 from llamacli.generation.drafters import MtpHead as MtpHead
 from llamacli.generation.drafters import PromptLookup as PromptLookup
 from llamacli.generation.loop import Generated as Generated

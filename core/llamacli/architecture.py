@@ -202,6 +202,10 @@ class Params:
     def __init__(self, found: dict[str, Param | None]):
         self._found = found
 
+    def share(self, name: str, param: Param) -> None:
+        """Set an absent parameter to one of another file."""
+        self._found[name] = param
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self._found[name]
@@ -375,11 +379,12 @@ class TensorTable:
             found |= {f"{place}.{name}": shape for name, shape in shapes.items()}
         return found
 
-    def bind(self, file: ModelFile, *, nextn: bool = False) -> Weights:
+    def bind(self, file: ModelFile, *, nextn: bool = False, label: str = "") -> Weights:
         """Match the table with the tensors of a file.
 
-        With `nextn`, tensors of multi-token-prediction heads are matched too. Raises ModelFormatError with the first
-        mismatches and their number: tensors that are missing, of another shape, or unknown.
+        With `nextn`, tensors of multi-token-prediction heads are matched too. Names of parameters begin with `label`,
+        as in a `LabelledFile`. Raises ModelFormatError with the first mismatches and their number: tensors that are
+        missing, of another shape, or unknown.
         """
         others, ignored = set(self._not_chosen(file, "")), self.ignored(file)
         expected = {name: spec for name, spec in self.items(nextn=nextn) if name not in others | ignored}
@@ -402,10 +407,10 @@ class TensorTable:
         heads = []
         for place, block in self._blocks.items():
             if not block._unused:
-                blocks.setdefault(place.rpartition(".")[0], []).append(Params(block._params(file, f"{place}.")))
+                blocks.setdefault(place.rpartition(".")[0], []).append(Params(block._params(file, f"{place}.", label)))
             elif nextn and block._nextn:
-                heads.append(Params(block._params(file, f"{place}.")))
-        return Weights(self._params(file, ""), blocks.pop("blk", []), heads, blocks)
+                heads.append(Params(block._params(file, f"{place}.", label)))
+        return Weights(self._params(file, "", label), blocks.pop("blk", []), heads, blocks)
 
     def _not_chosen(self, file: ModelFile, prefix: str) -> Iterator[str]:
         """Full names excluded by the file's choice of fused parameters.
@@ -436,13 +441,13 @@ class TensorTable:
                 found |= {*_prefixed(prefix, [name])}
         return found.union(*(block.ignored(file, f"{place}.") for place, block in self._blocks.items()))
 
-    def _params(self, file: ModelFile, prefix: str) -> dict[str, Param | None]:
+    def _params(self, file: ModelFile, prefix: str, label: str) -> dict[str, Param | None]:
         def tensor(name: str) -> Tensor | None:
             full = prefix + name
             if full not in file.tensors:
                 return None
             spec = self._specs[name]
-            return None if spec.unused else Tensor(full, spec.shape_of(file.tensors[full].shape) or spec.shape)
+            return None if spec.unused else Tensor(label + full, spec.shape_of(file.tensors[full].shape) or spec.shape)
 
         found: dict[str, Param | None] = {}
         for key in self._specs:
@@ -534,6 +539,42 @@ class Architecture(abc.ABC):
         return False
 
 
+class HeadArchitecture(Architecture):
+    """Family of draft heads with files of their own, such as EAGLE-3.
+
+    They read the hidden states of another model.
+
+    `forward` computes the logits of the token after the next from the embedding of a token and the state of the token
+    before, `g.previous_hidden(config.n_embd)`, and sets `g.passed` to the state that the next drafted token reads.
+    `token_embd` and `output` are the model's where a file has none.
+    """
+
+    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Configuration with what the shapes of a file's tensors alone say."""
+        return config
+
+    @abc.abstractmethod
+    def layers(self, config: Any) -> tuple[int, ...]:
+        """Layers of the model whose inputs the head reads.
+
+        That behind the last one has the number of layers.
+        """
+
+    @abc.abstractmethod
+    def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """Record the state of a token, of width `config.n_embd`.
+
+        `g.previous_hidden` are the inputs of `layers` at this token, side by side.
+        """
+
+    def ids(self, weights: Weights) -> Param | None:
+        """Ids of the head's tokens in the model's vocabulary.
+
+        None where they are the same.
+        """
+        return None
+
+
 def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
@@ -580,6 +621,22 @@ def trace_nextn(architecture: Architecture, config: Config, weights: Weights) ->
     if unread := graph.unread():
         raise PluginError(f"{part} computes what nothing reads: {', '.join(unread)}")
     return graph
+
+
+def trace_head(architecture: HeadArchitecture, config: Config, weights: Weights) -> tuple[Graph, Graph]:
+    """Record the two parts of a draft head: `fuse` and `forward`.
+
+    Raises PluginError for parts that cannot draft, see `HeadArchitecture`.
+    """
+    part, fuser, head = f"draft head {architecture.name!r}", Graph(), Graph()
+    state, logits = architecture.fuse(fuser, config, weights), architecture.forward(head, config, weights)
+    for graph, out, end in ((fuser, state, "the state of a token"), (head, logits, "its logits")):
+        if not graph.reads_hidden or graph.recurrent or graph.needs_whole_input or graph.ops[-1].out is not out:
+            raise PluginError(f"{part} must read g.previous_hidden, end in {end}, and have no recurrent states")
+    passed = head.passed
+    if state.width != config.n_embd or passed is None or passed.width != config.n_embd or head.hidden is None:
+        raise PluginError(f"{part} must set g.passed to a state of {config.n_embd} numbers, as `fuse` makes them")
+    return fuser, head
 
 
 def trace_classifier(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:

@@ -10,9 +10,11 @@ Every value is a matrix [n_tokens, width] of float32 whose number of rows is kno
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Sequence
 from typing import NoReturn
 
-from llamacli.errors import PluginError
+from llamacli.errors import InvalidRequestError, PluginError
 from llamacli.kv.layout import Held
 from llamacli.ops import activations
 from llamacli.ops.activations import Activation
@@ -32,7 +34,7 @@ from llamacli.ops.div import div
 from llamacli.ops.embed import Embed, embed
 from llamacli.ops.gated import gated, geglu, swiglu
 from llamacli.ops.grid_positions import grid_positions
-from llamacli.ops.layer_norm import layer_norm
+from llamacli.ops.layer_norm import LayerNorm, layer_norm
 from llamacli.ops.linear import linear
 from llamacli.ops.linear_state import linear_state
 from llamacli.ops.map import map_
@@ -43,7 +45,7 @@ from llamacli.ops.patches import patches
 from llamacli.ops.positions import positions
 from llamacli.ops.previous_hidden import PreviousHidden, previous_hidden
 from llamacli.ops.repeat import repeat
-from llamacli.ops.rms_norm import rms_norm
+from llamacli.ops.rms_norm import RmsNorm, rms_norm
 from llamacli.ops.rope import rope
 from llamacli.ops.scale import scale
 from llamacli.ops.short_conv import short_conv
@@ -177,9 +179,14 @@ class Graph(Recorder):
     def reads_hidden(self) -> bool:
         """True if it reads hidden states of another graph.
 
-        Multi-token-prediction heads do.
+        Draft heads do.
         """
-        return any(isinstance(op, PreviousHidden) for op in self.ops)
+        return self.n_hidden > 0
+
+    @property
+    def n_hidden(self) -> int:
+        """Numbers of a token that it reads of another graph."""
+        return max((op.out.width for op in self.ops if isinstance(op, PreviousHidden)), default=0)
 
     def exact_tensors(self) -> set[str]:
         """Names of the tensors that no mode may round.
@@ -211,7 +218,26 @@ class Graph(Recorder):
         """Graph of other ops with the same caches."""
         graph = Graph()
         graph.states, graph.recurrent, graph.ops = self.states, self.recurrent, ops
-        graph.n_batch, graph.held = self.n_batch, self.held
+        graph.n_batch, graph.held, graph.passed = self.n_batch, self.held, self.passed
+        return graph
+
+    def with_layer_inputs(self, layers: Sequence[int]) -> Graph:
+        """Graph that passes its hidden states and the inputs of layers.
+
+        They are side by side. The input of a layer is what its first norm, `blk.{i}.attn_norm`, reads; that of the
+        layer behind the last one what the norm of the output reads. Raises InvalidRequestError if a layer has no such
+        norm.
+        """
+        hidden, norms = self.hidden, [op for op in self.ops if isinstance(op, RmsNorm | LayerNorm) and op.weight]
+        read = {op.tensors()[0].name: op.x for op in norms}
+        n_layer = 1 + max((int(name.split(".")[1]) for name in read if name.startswith("blk.")), default=-1)
+        names = [f"blk.{i}.attn_norm.weight" if i < n_layer else "output_norm.weight" for i in layers]
+        if hidden is None or max(layers) > n_layer or not read.keys() >= {*names}:
+            raise InvalidRequestError(f"the forward pass does not have all of layers {', '.join(map(str, layers))}")
+        at = 1 + [op.out for op in self.ops].index(hidden)
+        graph = self.with_ops(self.ops[:at])
+        graph.passed = functools.reduce(graph.concat, (read[name] for name in names), hidden)
+        graph.ops += self.ops[at:]
         return graph
 
     @property

@@ -45,6 +45,44 @@ class ModelFile(Protocol):
         """Free its memory."""
 
 
+@attrs.frozen
+class LabelledFile:
+    """View of a model file whose tensors' names begin with a `label`.
+
+    They are beside the tensors of another model then.
+    """
+
+    file: ModelFile
+    label: str
+
+    @property
+    def path(self) -> Path:
+        """Its path."""
+        return self.file.path
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its metadata keys."""
+        return self.file.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Its tensors by name."""
+        return {f"{self.label}{name}": info for name, info in self.file.tensors.items()}
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Bytes of one tensor, uint8 [n_rows, row_bytes]."""
+        return self.file.data(name.removeprefix(self.label))
+
+    def release(self, name: str) -> None:
+        """Free the memory of one tensor, which will hardly be read again."""
+        self.file.release(name.removeprefix(self.label))
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
 class ArrayFile:
     """A model file that a loader has read into float32 arrays."""
 

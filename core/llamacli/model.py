@@ -14,11 +14,22 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamacli.architecture import Architecture, Config, TensorTable, trace, trace_classifier, trace_nextn
+from llamacli.architecture import (
+    Architecture,
+    Config,
+    HeadArchitecture,
+    TensorTable,
+    Weights,
+    trace,
+    trace_classifier,
+    trace_head,
+    trace_nextn,
+)
 from llamacli.engine import Engine, LoadMode, Program, Prompts, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
 from llamacli.engine.classifier import Classifier
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
+from llamacli.engine.heads import Head
 from llamacli.engine.memory import Need, stays_on_disk
 from llamacli.engine.packed_copies import copy_key
 from llamacli.engine.sharing import file_key, find_program, shared_program
@@ -34,12 +45,13 @@ from llamacli.errors import (
     plugin_errors,
 )
 from llamacli.gguf import GGUFFile, Metadata
-from llamacli.graph import Graph
+from llamacli.graph import Graph, Param
 from llamacli.inputs import Inputs
 from llamacli.kv import CacheStrategy
-from llamacli.loaders import ModelFile, Progress, WatchedFile, identity, open_model_file
+from llamacli.loaders import LabelledFile, ModelFile, Progress, WatchedFile, identity, open_model_file
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
+from llamacli.quantization import TensorType
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.util.asynchronous import in_threads
 from llamacli.util.foreign_names import explain_names
@@ -57,6 +69,9 @@ if TYPE_CHECKING:
     from llamacli.session import Session
 
 _log = logging.getLogger(__name__)
+
+_HEAD = "draft."
+"""Beginning of the names of a draft head's tensors, beside those of the model."""
 
 _READ_LATER = ("general.", "tokenizer.chat_template")
 """Keys that are read when they are needed, after the model is loaded."""
@@ -141,6 +156,23 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         if media is not None:
             media.close()
         super().close()
+
+    def load_draft(
+        self, path: str | os.PathLike[str], mode: str | QuantMode = QuantMode.AUTO, **options: Any
+    ) -> Model | Head:
+        """Load a draft model, or a draft head of this model.
+
+        The file's metadata says which it is. `mode` and `options` are those of `load_model`, and for a draft model. A
+        head is kept in this model's mode; its embeddings and output layer are this model's where its file has none.
+        Raises what `load_model` raises, and ModelFormatError, naming key or tensor, for a head of another model;
+        InvalidRequestError on several machines.
+        """
+        with contextlib.closing(open_model_file(_named(path), self._plugins.loaders())) as file:
+            architecture = _resolve(self._plugins, file)
+            if isinstance(architecture, HeadArchitecture):
+                with plugin_errors(f"architecture {architecture.name!r}"):
+                    return _load_head(self, architecture, file)
+        return load_model(path, mode, plugins=self._plugins, **options)
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the plugins, then of the core."""
@@ -488,6 +520,11 @@ def load_model(
         if not file.tensors:
             raise ModelFormatError(f"{file.path}: it has no tensors: a vocabulary only")
         architecture = _resolve(plugins, file)
+        if isinstance(architecture, HeadArchitecture):
+            raise ModelFormatError(
+                f"{file.path}: {architecture.name!r} is a draft head, no model by itself: give it with the model that "
+                "it was trained for, as --draft"
+            )
         paths = file.paths if engine is None and transform is None and isinstance(file, GGUFFile) else []
         model_id = identity(file)
         key = (file_key(paths), model_id, mode, prompts, threads, jit_disabled(), architecture) if paths else ()
@@ -578,6 +615,59 @@ def _load_nextn(
             raise InvalidRequestError(f"the plugin of {architecture.name!r} does not compute multi-token prediction")
         compiled = partial(program.extended, graph, file)
         return shared_program((*key, "nextn"), compiled) if key else compiled()
+
+
+def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) -> Head:
+    """Compile the draft head of a file beside a model's forward pass."""
+    metadata, shapes = file.metadata, {name: info.shape for name, info in file.tensors.items()}
+    name = f"draft head {metadata.get_str('general.name', default='') or file.path.name!r}"
+    config = architecture.of_shapes(architecture.configure(metadata), shapes)
+    weights = architecture.tensors(config).bind(file, label=_HEAD)
+    if not _tokenizer_of(metadata, architecture).has_tokens_of(model.tokenizer):
+        raise ModelFormatError(
+            f"{file.path}: the {name} has another vocabulary than the model {model.name!r}: {config.n_vocab} and "
+            f"{model.config.n_vocab} tokens"
+        )
+    _share_weights(model, weights, config, f"{file.path}: the {name}")
+    fuser, graph = trace_head(architecture, config, weights)
+    layers, n_embd = architecture.layers(config), model.config.n_embd
+    if fuser.n_hidden != len(layers) * n_embd:
+        raise ModelFormatError(
+            f"{file.path}: the {name} reads hidden states of {fuser.n_hidden // max(1, len(layers))} numbers, and "
+            f"those of the model {model.name!r} have {n_embd}: it is the head of another model"
+        )
+    try:
+        columns = model.pass_layer_inputs(layers)
+    except InvalidRequestError as error:
+        raise ModelFormatError(f"{file.path}: the {name} does not fit the model {model.name!r}: {error}") from error
+    ids, view = architecture.ids(weights), LabelledFile(file, _HEAD)
+    known = None
+    if ids is not None:
+        known = view.data(ids.weight.name).view("<i8").ravel().copy()
+        if view.tensors[ids.weight.name].type != TensorType.I64 or known.min() < 0 or known.max() >= config.n_vocab:
+            raise ModelFormatError(f"{file.path}: tensor {ids.weight.name.removeprefix(_HEAD)} has no ids of tokens")
+    _warn_of_unread_keys(metadata, config.architecture)
+    program = model.program.extended(graph, view)
+    pool = model.head_pool(program, identity(file))
+    return Head(name, model, lambda: program, pool, model.program.extended(fuser, view), tuple(columns), known)
+
+
+def _share_weights(model: Model, weights: Weights, config: Config, head: str) -> None:
+    """Give a head the model's embeddings and output layer for missing ones."""
+    graph = model.program.graph
+    embedding = graph.embedding
+    output = next(op.matrices()[0] for op in graph.ops if op.matrices() and graph.hidden in op.inputs())
+    shared = {"token_embd": embedding.table if embedding else None, "output": output}
+    for name, tensor in shared.items():
+        if getattr(weights, name) is not None:
+            continue
+        if tensor is None or tensor.shape[-1] != config.n_embd:
+            width = "none" if tensor is None else f"{tensor.shape[-1]}"
+            raise ModelFormatError(
+                f"{head} has no {name}.weight of its own and states of {config.n_embd} numbers; that of the model "
+                f"{model.name!r} has {width}"
+            )
+        weights.share(name, Param(tensor))
 
 
 def _load_media(

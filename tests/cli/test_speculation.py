@@ -2,9 +2,10 @@
 
 import pytest
 
-from llamacli import DraftModel, MtpHead, PromptLookup
+from llamacli import DraftModel, HeadDrafter, MtpHead, PromptLookup
 from llamacli.cli import speculation
 from llamacli.generation.drafters import LIMIT_DRAFT, MAX_DRAFT, MTP
+from tiny_eagle import write_eagle3
 
 PROMPT = "once upon a time once upon a"
 GREEDY = ("--temp", "0", "--mode", "fp32", "--ignore-eos", "-n", "30")
@@ -32,6 +33,23 @@ def test_text_is_that_without_drafts_of_the_models_own_head(invoke, tiny_gguf, m
     result = invoke(*arguments, "--draft", "mtp", "--draft-max", "4", "--stats")
     assert result.stdout == invoke(*arguments).stdout
     assert int(figures(result.stderr)["drafted"].split()[0]) > 0
+
+
+@pytest.mark.parametrize("sampling", [("--temp", "0"), ("--temp", "1", "-s", "7")])
+def test_a_file_of_a_draft_head_is_found_out(invoke, tiny_gguf, tmp_path, monkeypatch, sampling) -> None:
+    monkeypatch.setitem(HeadDrafter.__init__.__kwdefaults__, "min_probability", 0.0)
+    file = tiny_gguf("gqa", tokenizer="spm", n_layer=3)
+    head = write_eagle3(tmp_path / "head.gguf", tokenizer="spm")
+    arguments = ("run", file, PROMPT, *GREEDY[2:], *sampling)
+    result = invoke(*arguments, "--draft", head, "--draft-max", "4", "--stats")
+    assert result.stdout == invoke(*arguments).stdout
+    assert int(figures(result.stderr)["drafted"].split()[0]) > 0
+    result = invoke("run", tiny_gguf("gqa", tokenizer="spm", n_layer=1), PROMPT, "--draft", head)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the draft head 'tiny eagle' does not fit the model 'tiny llama'" in result.stderr
+    result = invoke("run", head, PROMPT)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "'eagle3' is a draft head, no model by itself" in result.stderr
 
 
 def test_a_model_without_a_head_is_refused(invoke, model) -> None:

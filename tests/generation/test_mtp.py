@@ -26,6 +26,7 @@ from llamacli import (
 )
 from llamacli.architecture import Architecture, Params, Weights, trace_nextn
 from llamacli.engine import Chunk, Engine, Span, default_engine, evaluate
+from llamacli.engine.heads import nextn_head
 from llamacli.generation import mtp
 from llamacli.generation.mtp import HeadContext
 from llamacli.gguf import open_gguf
@@ -135,7 +136,7 @@ def test_first_drafts_are_the_most_probable_tokens(model: Model) -> None:
     tokens = text_of(model, 1)
     states = hidden_states(model, tokens)
     best = head_logits(model, tokens, states).argmax(1)
-    context = HeadContext(model)
+    context = HeadContext(nextn_head(model))
     for i in range(1, len(tokens)):
         context.take(i - 1, tokens[i - 1 : i], states[i - 1 : i], 0)
         assert context.draft(tokens[: i + 1], 1, 0.0) == [best[i]]
@@ -155,7 +156,7 @@ def test_later_drafts_are_predicted_from_the_heads_own_states(model: Model) -> N
         sequence.commit(ids.tolist())
         expected.append(int(logits[-1].argmax()))
         ids, rows = np.array(expected[-1:], np.int32), rows[-1:]
-    context = HeadContext(model)
+    context = HeadContext(nextn_head(model))
     context.take(0, tokens[:-1], states[:-1], 0)
     assert context.draft(tokens, 4, 0.0) == expected
     assert context.cells == (0, tuple(tokens))
@@ -167,7 +168,7 @@ def test_later_drafts_are_predicted_from_the_heads_own_states(model: Model) -> N
 @pytest.mark.parametrize("seed", range(6))
 def test_drafts_do_not_depend_on_batches_rejections_and_calls(model: Model, seed: int) -> None:
     choose, tokens = random.Random(seed), text_of(model, seed, 120)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
     wrong = np.random.default_rng(seed).normal(size=states.shape).astype(np.float32)
     n = 0
     while n < len(tokens) - 1:
@@ -180,7 +181,7 @@ def test_drafts_do_not_depend_on_batches_rejections_and_calls(model: Model, seed
         context.take(n, tokens[n:stop] + drafted, passed, max(0, stop + len(drafted) - n - n_certain))
         n = stop
         if choose.random() < 0.6:
-            fresh = HeadContext(model)
+            fresh = HeadContext(nextn_head(model))
             fresh.take(0, tokens[:n], states[:n], 0)
             assert context.draft(tokens[: n + 1], 3, 0.0) == fresh.draft(tokens[: n + 1], 3, 0.0)
             fresh.close()
@@ -189,7 +190,7 @@ def test_drafts_do_not_depend_on_batches_rejections_and_calls(model: Model, seed
 
 def test_prompts_are_evaluated_at_once_and_short_passes_with_the_next_draft(model: Model) -> None:
     tokens = text_of(model, 3)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
     context.take(0, tokens[:40], states[:40], 0)
     assert context.cells == (0, tuple(tokens[:40]))
     context.take(40, tokens[40:50], states[40:50], 8)
@@ -200,7 +201,7 @@ def test_prompts_are_evaluated_at_once_and_short_passes_with_the_next_draft(mode
 
 def test_tokens_without_drafts_wait_and_are_dropped(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = text_of(model, 3, 120)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
     context.take(0, tokens[:40], states[:40], 0)
 
     def take(start: int, stop: int) -> None:
@@ -219,7 +220,7 @@ def test_tokens_without_drafts_wait_and_are_dropped(model: Model, monkeypatch: p
 
 def test_after_a_gap_the_context_starts_anew(model: Model) -> None:
     tokens = text_of(model, 4)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
     context.take(0, tokens[:20], states[:20], 0)
     assert context.draft(tokens[:25], 3, 0.0) == []  # four hidden states are missing
     context.take(30, tokens[30:40], states[30:40], 0)
@@ -233,7 +234,7 @@ def test_after_a_gap_the_context_starts_anew(model: Model) -> None:
 
 def test_after_a_rewind_all_cells_are_of_the_new_text(model: Model) -> None:
     tokens = text_of(model, 5)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
     context.take(0, tokens[:40], states[:40], 0)
     other = [*tokens[:20], *text_of(model, 6, 10)]
     context.take(20, other[20:29], hidden_states(model, other)[20:29], 0)
@@ -243,7 +244,7 @@ def test_after_a_rewind_all_cells_are_of_the_new_text(model: Model) -> None:
 
 def test_nothing_is_drafted_beyond_the_context_of_the_head(model: Model) -> None:
     tokens = text_of(model, 7)
-    states, context = hidden_states(model, tokens), HeadContext(model, 32)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model), 32)
     context.take(0, tokens[:30], states[:30], 0)
     assert len(context.draft(tokens[:31], 9, 0.0)) == 2
     context.take(30, tokens[30:33], states[30:33], 0)
@@ -254,7 +255,7 @@ def test_nothing_is_drafted_beyond_the_context_of_the_head(model: Model) -> None
 
 def test_without_memory_the_context_starts_anew(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = text_of(model, 8)
-    states, context = hidden_states(model, tokens), HeadContext(model)
+    states, context = hidden_states(model, tokens), HeadContext(nextn_head(model))
 
     def fail(*_: object, **__: object) -> None:
         raise OutOfMemoryError(2, 1)

@@ -13,8 +13,18 @@ import pytest
 from adapters import write_adapter
 from conftest import TinyGguf
 from fake_serving import FakeProgram, Guesses, Simulation, alone
-from llamacli import DraftModel, InvalidRequestError, Model, MtpHead, PromptLookup, SamplingParams, load_model
+from llamacli import (
+    DraftModel,
+    HeadDrafter,
+    InvalidRequestError,
+    Model,
+    MtpHead,
+    PromptLookup,
+    SamplingParams,
+    load_model,
+)
 from llamacli.engine import default_engine
+from llamacli.engine.heads import Head
 from llamacli.plugins import Plugins
 from llamacli.serve.drafts import DraftSource
 from llamacli.serve.models import ModelSource, load
@@ -22,6 +32,7 @@ from llamacli.serve.requests import Done, GenerationRequest, TextDelta
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from sessions import LONG
+from tiny_eagle import write_eagle3
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -289,9 +300,29 @@ def test_models_are_served_with_their_heads(tiny_gguf: TinyGguf) -> None:
     assert source is not None
     assert source.reads_prompts
     drafter = source.create(source.max_tokens)
-    assert isinstance(drafter, MtpHead)
+    assert isinstance(drafter, HeadDrafter)
     assert (drafter.max_tokens, drafter._context._cache.seq_len, loaded.draft) == (3, 99, None)
     loaded.close()
+
+
+def test_a_model_is_served_with_a_head_of_another_file(tmp_path: Path, plugins: Plugins, tiny_gguf: TinyGguf) -> None:
+    path = tiny_gguf("gqa", n_layer=3)
+    head = write_eagle3(tmp_path / "head.gguf")
+    loaded = load(ModelSource("m", path, draft=head), EngineSettings(threads=1, draft_max=4))
+    source = loaded.scheduler._drafts._source
+    assert source is not None
+    assert source.reads_prompts
+    assert isinstance(loaded.draft, Head)
+    assert source.pool is loaded.draft.pool
+    loaded.close()
+    with load_model(path, plugins=plugins, engine=default_engine()) as model, model.load_draft(head) as found:
+        assert isinstance(found, Head)
+        create = partial(HeadDrafter, found, min_probability=0.0)
+        wanted = requests(4)
+        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, 4, True, found.pool)))
+        assert drafted.pop("drafted") > plain.pop("drafted") == 0
+        assert plain == drafted
+        assert found.pool.n_used_bytes == 0
 
 
 def test_texts_whose_drafter_cannot_be_made_have_no_drafts(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,14 @@ def byte_characters() -> list[str]:
     return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(others))]
 
 
-def write_bpe(folder: Path, split: str | None = QWEN2_SPLIT, *, ignore_merges: bool = False, bos: bool = False) -> int:
+def write_bpe(
+    folder: Path,
+    split: str | None = QWEN2_SPLIT,
+    *,
+    ignore_merges: bool = False,
+    bos: bool = False,
+    kind: str = "PreTrainedTokenizerFast",
+) -> int:
     """Write tokenizer.json of a byte-level BPE; return the number of tokens."""
     merges = [("\u0120", "t"), ("h", "e"), ("i", "n"), ("\u0120t", "he"), ("e", "r"), ("o", "n"), ("\u0120", "a")]
     texts = [*byte_characters(), *("".join(pair) for pair in merges)]
@@ -103,7 +110,7 @@ def write_bpe(folder: Path, split: str | None = QWEN2_SPLIT, *, ignore_merges: b
     content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": None,
                "pre_tokenizer": pre, "post_processor": post, "decoder": byte_level, "model": model}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+    settings = {"tokenizer_class": kind, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
                 "model_max_length": 256, "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False,
                 "added_tokens_decoder": {str(token["id"]): {k: v for k, v in token.items() if k != "id"}
                                          for token in tokens}}  # fmt: skip
@@ -341,6 +348,32 @@ CASES: dict[str, dict[str, Any]] = {
     "arcee": _case(
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
     ),
+    "phi2": _case(
+        "PhiForCausalLM", "phi",
+        {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
+         "intermediate_size": 256},
+        tokenizer="gpt2", norms=("input_layernorm",), biases="qkv", gated=False,
+        renamed=((".o_proj", ".dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
+                 ("model.norm", "model.final_layernorm")),
+        tensors={"model.final_layernorm.bias": (64,), "lm_head.bias": (320,)},
+    ),
+    "phi3": _case(
+        "Phi3ForCausalLM", "phi3",
+        {"rope_theta": 1e4, "original_max_position_embeddings": 512, "sliding_window": 200},
+        tokenizer="sentencepiece", fused=True,
+    ),
+    "phi3_long": _case(
+        "Phi3ForCausalLM", "phi3",
+        {"rope_theta": 1e4, "original_max_position_embeddings": 128, "sliding_window": None, "num_key_value_heads": 4,
+         "rope_scaling": {"type": "longrope", "long_factor": [1.0 + i / 4 for i in range(8)],
+                          "short_factor": [1.0 + i / 64 for i in range(8)]}},
+        tokenizer="sentencepiece", fused=True,
+    ),
+    "phi4": _case(
+        "Phi3ForCausalLM", "phi3",
+        {"rope_theta": 250000.0, "original_max_position_embeddings": 512, "sliding_window": None},
+        tokenizer="phi4", fused=True,
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -373,10 +406,11 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
     "llama3_merged": {"split": LLAMA3_SPLIT},
     "gpt2": {"split": None},
+    "phi4": {"split": LLAMA3_SPLIT, "kind": "GPT2Tokenizer"},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
 
-PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2"}
+PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2", "phi4": "dbrx"}
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
 
 

@@ -67,7 +67,7 @@ def compared() -> dict[str, list[float]]:
     def empty(seed: str, name: str, shape: tuple[int, ...], matrix_type: str) -> tuple[np.ndarray, Any]:
         return np.broadcast_to(np.float32(0), shape), GGMLQuantizationType.F32
 
-    every = tiny_variants.VARIANTS | tiny_variants.ENCODERS | tiny_variants.CLASSIFIERS
+    every = tiny_variants.VARIANTS | tiny_variants.ENCODERS | tiny_variants.CLASSIFIERS | tiny_variants.HEADS
     with mock.patch.object(models, "write_gguf", record), mock.patch.object(models, "random_tensor", empty):
         for variant in every.values():
             bound[0] = variant.exact

@@ -2,7 +2,7 @@
 
 Each family's plugin has modules `tests/tiny_*.py` with `VARIANTS`: by name, a writer, its options, and the bound of the
 NMSE of fp32 mode against the peer, which rounds within some functions even in float32. `ENCODERS` are those of models
-without logits, `CLASSIFIERS` of rerankers, `TRANSFORMERS` models of transformers by architecture.
+without logits, `CLASSIFIERS` of rerankers, `HEADS` draft heads, `TRANSFORMERS` models of transformers by architecture.
 """
 
 import importlib
@@ -42,6 +42,7 @@ def _variants(kind: str) -> dict[str, Variant]:
 VARIANTS = _variants("VARIANTS")
 ENCODERS = _variants("ENCODERS")
 CLASSIFIERS = _variants("CLASSIFIERS")
+HEADS = _variants("HEADS")
 TRANSFORMERS = {name: models for module in _MODULES for name, models in getattr(module, "TRANSFORMERS", {}).items()}
 
 

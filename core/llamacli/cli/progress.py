@@ -15,6 +15,7 @@ from llamacli.cli.output import has_status, human_bytes, human_duration, status
 
 if TYPE_CHECKING:
     from llamacli import Model, Session
+    from llamacli.engine.heads import Head
     from llamacli.stages.link import Workers
 
 Item = TypeVar("Item")
@@ -222,6 +223,13 @@ def load(
             lora_scale=[scale for _, scale in lora], load="auto" if engine else load_mode, overrides=overrides,
             mmproj=mmproj, engine=engine, prompts=prompts,
         )  # fmt: skip
+
+
+def load_draft(model: Model, path: str, mode: str, threads: int | None) -> Model | Head:
+    """Load a draft model or draft head, with a progress bar."""
+    path = resolve_model(path)
+    with bar(f"loading {Path(path).name}", human_bytes) as progress:
+        return model.load_draft(path, mode, threads=threads, progress=progress)
 
 
 @contextlib.contextmanager

@@ -160,13 +160,13 @@ class Settings:
 
     @staticmethod
     def _use_drafter(session: Session, lookup: bool | None, draft_max: int) -> None:
-        from llamacli.generation.drafters import DraftModel, MtpHead, PromptLookup
+        from llamacli.generation.drafters import DraftModel, HeadDrafter, PromptLookup
 
         if lookup:
             session.drafter = PromptLookup(draft_max)
         elif lookup is not None:
             session.drafter = None
-        elif isinstance(session.drafter, DraftModel | MtpHead | PromptLookup):
+        elif isinstance(session.drafter, DraftModel | HeadDrafter | PromptLookup):
             session.drafter.max_tokens = draft_max
 
     def _set_stop(self, value: str) -> None:

@@ -203,7 +203,7 @@ def _generate(
     with (
         model.create_session(n_ctx=options.ctx_size or None, kv_type=options.kv_type, seed=seed) as session,
         open_drafter(
-            session, options.lookup, options.draft, options.draft_max, options.mode, options.threads
+            model, session, options.lookup, options.draft, options.draft_max, options.mode, options.threads
         ) as drafter,
     ):
         if drafter is not None:

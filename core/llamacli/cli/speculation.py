@@ -11,10 +11,11 @@ import click
 from llamacli.cli.command import in_group
 from llamacli.cli.numbers import Integer
 from llamacli.cli.options import PATH, option
-from llamacli.cli.progress import load
+from llamacli.cli.progress import load_draft
 
 if TYPE_CHECKING:
     from llamacli.generation.drafting import Drafter
+    from llamacli.model import Model
     from llamacli.session import Session
 
 Decorated = TypeVar("Decorated")
@@ -29,8 +30,8 @@ OPTIONS = (
     ),
     option(
         "-md", "--model-draft", "--draft", "draft", type=PATH,
-        help="Draft tokens with a smaller model of the same vocabulary, or with the model's own multi-token-prediction "
-             "head, mtp; the text stays the same.",
+        help="Draft tokens with a smaller model of the same vocabulary, a draft head of the model (EAGLE-3), or the "
+             "model's own multi-token-prediction head, mtp; the text stays the same.",
     ),
     option(
         "--draft-max", metavar="N", type=Integer(1, LIMIT), default=DEFAULT_DRAFT, show_default=True,
@@ -52,19 +53,19 @@ def expect_one_drafter(lookup: bool, draft: str | None) -> None:
 
 @contextlib.contextmanager
 def open_drafter(
-    session: Session, lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
+    model: Model, session: Session, lookup: bool, draft: str | None, max_tokens: int, mode: str, threads: int | None
 ) -> Iterator[Drafter | None]:
     """Drafter that the options ask for, or None; closes a draft model."""
     expect_one_drafter(lookup, draft)
     if draft == MTP:
         from llamacli.generation.drafters import MtpHead
 
-        with MtpHead(session.model, max_tokens, n_ctx=session.n_ctx) as head:
+        with MtpHead(model, max_tokens, n_ctx=session.n_ctx) as head:
             yield head
     elif draft is not None:
-        from llamacli.generation.drafters import DraftModel
+        from llamacli.generation.drafters import drafter_of
 
-        with load(draft, mode, threads) as model, DraftModel(model, max_tokens) as drafter:
+        with load_draft(model, draft, mode, threads) as found, drafter_of(found, max_tokens, session.n_ctx) as drafter:
             yield drafter
     elif lookup:
         from llamacli.generation.drafters import PromptLookup

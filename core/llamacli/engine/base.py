@@ -131,8 +131,8 @@ class Program(Protocol):
         """Run a batch as `forward` does, and return the hidden states too.
 
         Returns the logits of the last `n_last` tokens of each span, float32 [sum(n_last), n_vocab], bit for bit those
-        of `forward`, and the rows that the output layer reads of all tokens, float32 [n, n_embd]. Only where
-        `has_hidden`.
+        of `forward`, and of all tokens the value that the graph passes, by default the rows that the output layer
+        reads, float32 [n, n_embd]. Only where `has_hidden`.
         """
 
     def shift_keys(self, layer: int, keys: npt.NDArray[np.float32], by: int, seq_len: int) -> npt.NDArray[np.float32]:

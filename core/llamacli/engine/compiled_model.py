@@ -85,6 +85,7 @@ class CompiledModel:
         self._load_nextn: Callable[[Program], Program] | None = None
         self._nextn: Program | None = None
         self._nextn_pool: KVPool | None = None
+        self._layer_inputs: list[int] = []
         self._nextn_lock = fork_safe(threading.Lock())
         self._pools: dict[KVType, KVPool] = {}
         self._prefixes: dict[tuple[KVType, int], PrefixIndex] = {}
@@ -172,14 +173,6 @@ class CompiledModel:
                 self._nextn = found
         return found
 
-    def nextn_sequence(self, n_ctx: int | None = None) -> KVSequence:
-        """Sequence of the KV cache of the multi-token-prediction head.
-
-        It is for `n_ctx` tokens, by default `config.n_ctx`. Raises what `nextn_program` and `context_size` raise.
-        """
-        pool, n_ctx = self.nextn_pool(), self.context_size(n_ctx)
-        return KVSequence(pool, n_ctx, self.nextn_program().rope_variant(n_ctx))
-
     def nextn_pool(self) -> KVPool:
         """Page pool of the caches of the multi-token-prediction head.
 
@@ -187,9 +180,34 @@ class CompiledModel:
         """
         program = self.nextn_program()
         if self._nextn_pool is None:
-            kind = KVType.of("f32" if self.mode is QuantMode.FP32 else "f16")
-            self._nextn_pool = KVPool(KVLayout.of(program.states, kind), f"{self.identity}-nextn")
+            self._nextn_pool = self.head_pool(program, "nextn")
         return self._nextn_pool
+
+    def head_pool(self, program: Program, name: str) -> KVPool:
+        """New page pool of the caches of a draft head."""
+        kind = KVType.of("f32" if self.mode is QuantMode.FP32 else "f16")
+        return KVPool(KVLayout.of(program.states, kind), f"{self.identity}-{name}")
+
+    @property
+    def n_layer_inputs(self) -> int:
+        """Number of layers whose inputs the forward pass gives, too."""
+        return len(self._layer_inputs)
+
+    def pass_layer_inputs(self, layers: Sequence[int]) -> list[slice]:
+        """Have the forward pass give the inputs of layers, too, to `take_hidden`.
+
+        Returns their columns there, each `config.n_embd` wide; the hidden states are the first. Layers that another
+        call has named stay. Raises InvalidRequestError for layers that the forward pass does not have, and on several
+        machines; ClosedError.
+        """
+        wanted = [*dict.fromkeys((*self._layer_inputs, *layers))]
+        if wanted != self._layer_inputs:
+            program = self.program
+            self._program = program.recompiled(program.graph.with_layer_inputs(wanted), {})
+            self._layer_inputs = wanted
+            self._programs.clear()
+        n = self.config.n_embd
+        return [slice(n * at, n * (at + 1)) for at in (1 + wanted.index(layer) for layer in layers)]
 
     def encode_prompt(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of a prompt, with EOS only for an encoder.

@@ -35,9 +35,9 @@ class StepTable(Lowering):
     """Step table of a graph.
 
     `decoder` is the first step behind those of the encoder, 0 without one; `tail` the first one whose rows depend on no
-    other rows. `hidden` is the value that the output layer reads, None
-    if there is no such layer, and `output` the first step after it. `prepares` are called before each run; `host_ops`
-    are the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step. With
+    other rows. `hidden` is the value that the output layer reads, None if there is no such layer, and `output` the
+    first step after it and after the value that the graph passes. `prepares` are called before each run; `host_ops` are
+    the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step. With
     `is_tiled`, products of integer weights are by tiles of AMX.
     """
 
@@ -68,7 +68,7 @@ class StepTable(Lowering):
         self.output = 0
         for op in graph.ops[n_body:]:
             self._lower(op)
-            if op.out == self.hidden:
+            if op.out in (self.hidden, graph.passed):
                 self.output = len(self.steps)
 
     def _lower(self, op: Op) -> None:

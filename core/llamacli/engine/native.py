@@ -166,7 +166,8 @@ class NativeProgram:
             vectors[tensor] = table.vector(tensor)  # loaded now: the file may be closed afterwards
         logits, self._n_batch = f32(graph.ops[-1].out), graph.n_batch or N_BATCH
         self._n_vocab, self._n_merged = logits.width, graph.n_merged
-        self.buffers = assign_buffers(self._steps, self._n_batch, keep=logits)
+        passed = graph.passed and f32(graph.passed)
+        self.buffers = assign_buffers(self._steps, self._n_batch, keep={logits, passed or logits})
         self._logits = self.buffers[logits]
         self._plugin_steps, self._alive = table.plugin_steps, list[list[Array]]()
         for step in self._steps:
@@ -185,6 +186,7 @@ class NativeProgram:
         self._crossing_output = _crossing(self._steps, table.output, self.buffers)
         self._result_is_hidden = table.hidden == graph.ops[-1].out
         self._to_hidden, self._hidden, self._hidden_width = self._find_hidden(table)
+        self._passed = self.buffers[passed][:, : passed.width] if passed else self._hidden[:, : self._hidden_width]
         # The rows of a last step that mixes tokens are more than those that logits are wanted of.
         in_tail = self._tail < len(self._steps)
         self._writes_logits = _only_writer(self._steps, logits, self._logits) if in_tail else None
@@ -295,7 +297,7 @@ class NativeProgram:
             table, n_seen = self._place(tokens, spans)
             batch = HostRows(tokens, 0, n, spans)
             self._run_steps(table, [*self._body, *self._to_hidden], batch, n_seen)
-            states = self._hidden[:n, : self._hidden_width].copy()
+            states = self._passed[:n].copy()
             logits = self._run_to_logits(table, self._output, self._crossing_output, batch, wanted, n_seen)
             self._end(started, n)
         return logits, states

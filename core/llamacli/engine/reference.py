@@ -130,7 +130,7 @@ class ReferenceProgram:
     ) -> tuple[Array, Array]:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
         ends = np.cumsum([span.n for span in spans])
-        logits, states, out, hidden = [], [], self.graph.ops[-1].out, self.graph.hidden
+        logits, states, out, hidden = [], [], self.graph.ops[-1].out, self.graph.passed or self.graph.hidden
         assert hidden is not None
         for end, span, n_rows in zip(ends.tolist(), spans, n_last, strict=True):
             values = self._values(tokens[end - span.n : end], span, span.n, out)

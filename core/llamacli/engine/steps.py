@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,11 @@ def allocate(slot: Slot, n_batch: int) -> Array:
     return np.zeros((n_rows, slot.width), slot.form)
 
 
-def assign_buffers(steps: list[Step], n_batch: int, keep: Slot) -> dict[Slot, Array]:
+def assign_buffers(steps: list[Step], n_batch: int, keep: Collection[Slot]) -> dict[Slot, Array]:
     """Assign a buffer to every slot, reusing free ones.
 
-    Slots that are never alive at once share a buffer. `keep` is bound to other memory in each run: its buffer only
-    defines the layout of its rows.
+    Slots that are never alive at once share a buffer, but for those to `keep`: what a graph passes, and logits, which
+    are bound to other memory in each run.
     """
     last_use = {slot: i for i, step in enumerate(steps) for slot in (*step.reads, *step.writes)}
     free: dict[tuple[str, int, int], list[Array]] = defaultdict(list)
@@ -48,9 +49,11 @@ def assign_buffers(steps: list[Step], n_batch: int, keep: Slot) -> dict[Slot, Ar
     for i, step in enumerate(steps):
         for slot in step.writes:
             if slot not in buffers and slot.form != "cache":
-                buffers[slot] = free[slot.kind].pop() if free[slot.kind] and slot != keep else allocate(slot, n_batch)
+                buffers[slot] = (
+                    free[slot.kind].pop() if free[slot.kind] and slot not in keep else allocate(slot, n_batch)
+                )
         for slot in {*step.reads, *step.writes}:
-            if last_use[slot] == i and slot in buffers and slot != keep:
+            if last_use[slot] == i and slot in buffers and slot not in keep:
                 free[slot.kind].append(buffers[slot])
     return buffers
 

@@ -8,10 +8,11 @@ verification by equality needs no rejection sampling).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.engine.heads import Head, nextn_head
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.generation.drafting import Logits, likely_tokens
 from llamacli.generation.mtp import HeadContext
@@ -135,24 +136,14 @@ class _Predictor(Protocol):
 class _ModelDrafter(_Limited):
     """Base of drafters by the most probable tokens of a model.
 
-    Arguments are described in the classes below. `_create_context` makes their context of a model and `n_ctx`.
+    `context` predicts them. Other arguments are described in the classes below.
     """
 
-    _create_context: Callable[[CompiledModel, int | None], _Predictor]
-
-    def __init__(
-        self,
-        model: CompiledModel,
-        max_tokens: int = MAX_DRAFT,
-        *,
-        n_ctx: int | None = None,
-        min_probability: float = 0.5,
-    ):
+    def __init__(self, context: _Predictor, max_tokens: int, min_probability: float):
         super().__init__(max_tokens)
         if not 0 <= min_probability <= 1:
             raise InvalidRequestError(f"min_probability must be from 0 to 1, not {min_probability!r}")
-        self.model, self._min_probability = model, min_probability
-        self._context = self._create_context(model, n_ctx)
+        self._context, self._min_probability = context, min_probability
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Tokens that may follow; see `llamacli.generation.drafting.Drafter`."""
@@ -210,8 +201,18 @@ class DraftModel(_ModelDrafter):
     cache; the model stays the caller's. Raises InvalidRequestError for values out of range.
     """
 
-    _create_context = _DraftContext
     _fits: CompiledModel | None = None
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        max_tokens: int = MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        min_probability: float = 0.5,
+    ):
+        super().__init__(_DraftContext(model, n_ctx), max_tokens, min_probability)
+        self.model = model
 
     def begin(self, model: CompiledModel) -> None:
         """Check that a model has the same vocabulary.
@@ -227,22 +228,24 @@ class DraftModel(_ModelDrafter):
             self._fits = model
 
 
-class MtpHead(_ModelDrafter):
-    """Drafter by the model's own multi-token-prediction head (MTP, NextN).
+class HeadDrafter(_ModelDrafter):
+    """Drafter by a draft head, which reads the model's hidden states.
 
     It takes the head's most probable tokens, as long as each is at least `min_probability` probable; each after the
-    first is predicted from the head's own state. `max_tokens` is the maximum length of a draft, `n_ctx` the context of
-    the head, by default the model's. The head has a KV cache of its own, for the tokens that are evaluated while this
-    drafter is that of the session: prompts too, but not what comes from the prefix cache. One object serves one session
-    at a time; `close` frees the cache.
-
-    The head's weights are read from the model's file by the first drafter, and are the model's then. Raises
-    InvalidRequestError for values out of range and for a model without a head, ModelFormatError naming the tensor if
-    the file's head is damaged or incomplete, or if the file has changed.
+    first is predicted from the head's own state. `head` comes of `Model.load_draft`. `max_tokens` is the maximum length
+    of a draft, `n_ctx` the context of the head, by default the model's. The head has a KV cache of its own, for the
+    tokens that are evaluated while this drafter is that of the session: prompts too, but not what comes from the prefix
+    cache. One object serves one session at a time; `close` frees the cache. Raises InvalidRequestError for values out
+    of range.
     """
 
     _context: HeadContext
-    _create_context = HeadContext
+
+    def __init__(
+        self, head: Head, max_tokens: int = MAX_DRAFT, *, n_ctx: int | None = None, min_probability: float = 0.5
+    ):
+        super().__init__(HeadContext(head, n_ctx), max_tokens, min_probability)
+        self.head, self.model = head, head.model
 
     def begin(self, model: CompiledModel) -> None:
         """Check that the text is the head's model's.
@@ -251,16 +254,42 @@ class MtpHead(_ModelDrafter):
         """
         if model is not self.model:
             raise InvalidRequestError(
-                f"the multi-token-prediction head is that of the model {self.model.name!r}, not of {model.name!r}"
+                f"the {self.head.name} is that of the model {self.model.name!r}, not of {model.name!r}"
             )
 
     def take_hidden(self, position: int, tokens: Sequence[int], states: Logits, n_drafted: int) -> None:
         """Take the model's hidden states; see `llamacli.engine.batching.TakeHidden`.
 
-        Those of another width, which `begin` would refuse, are left out.
+        Those of another model, which `begin` would refuse, are left out.
         """
-        if states.shape[1] == self.model.config.n_embd:
+        if states.shape[1] == self.head.n_passed:
             self._context.take(position, tokens, states, n_drafted)
+
+
+class MtpHead(HeadDrafter):
+    """Drafter by the model's own multi-token-prediction head (MTP, NextN); see `HeadDrafter`.
+
+    The head's weights are read from the model's file by the first drafter, and are the model's then. Raises
+    InvalidRequestError for a model without a head, ModelFormatError naming the tensor if the file's head is damaged or
+    incomplete, or if the file has changed.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        max_tokens: int = MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        min_probability: float = 0.5,
+    ):
+        super().__init__(nextn_head(model), max_tokens, n_ctx=n_ctx, min_probability=min_probability)
+
+
+def drafter_of(
+    draft: CompiledModel | Head, max_tokens: int = MAX_DRAFT, n_ctx: int | None = None
+) -> DraftModel | HeadDrafter:
+    """Drafter by a result of `Model.load_draft`; `n_ctx` is a head's context."""
+    return HeadDrafter(draft, max_tokens, n_ctx=n_ctx) if isinstance(draft, Head) else DraftModel(draft, max_tokens)
 
 
 def checked_max_tokens(max_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Context of a multi-token-prediction head (MTP, NextN): cache and hidden states."""
+"""Context of a draft head: cache and hidden states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine import Chunk, evaluate
-from llamacli.engine.compiled_model import CompiledModel
+from llamacli.engine.heads import Head
 from llamacli.generation.drafting import likely_tokens
 from llamacli.kv.prefixes import n_common
 
@@ -23,22 +23,22 @@ drafted would cost more than drafts in vain may."""
 
 
 class HeadContext:
-    """Tokens of a text that a multi-token-prediction head has seen.
+    """Tokens of a text that a draft head has seen.
 
     Cell i of its KV cache is that of the token at position `first + i` of the text: of the token itself and of the
     model's hidden state at the token before. Hidden states come with `take`; those that cells have been computed of are
-    dropped. Zeros take the place of one that is not known: before the first token, and after a rewind. Where tokens are
-    missing, as those of a prefix that another session had evaluated, the context starts anew behind them, and so it
-    does after many tokens without a draft.
+    dropped. Zeros take the place of one that is not known: before the first token, and after a rewind. A head with a
+    file of its own has no cell of a first token. Where tokens are missing, as those of a prefix that another session
+    had evaluated, the context starts anew behind them, and so it does after many tokens without a draft.
     """
 
     _first: int
     _tokens: list[int]
     _states: Rows
 
-    def __init__(self, model: CompiledModel, n_ctx: int | None = None):
-        self._model = model
-        self._cache = model.nextn_sequence(n_ctx)
+    def __init__(self, head: Head, n_ctx: int | None = None):
+        self._head = head
+        self._cache = head.sequence(n_ctx)
         self._restart(0)
 
     @property
@@ -60,9 +60,15 @@ class HeadContext:
         if 0 <= at < len(self._tokens):
             n = min(n_common(self._tokens[at : at + len(tokens)], list(tokens)), len(tokens) - 1)
             position, at, tokens, states = position + n, at + n, tokens[n:], states[n:]
-        if not 0 <= at <= len(self._tokens):
+        states = self._head.states(states, self._cache)
+        if not 0 <= at <= len(self._tokens) or self._lacks_state:
             self._restart(position)
             at = 0
+            if self._lacks_state:
+                self._first, self._states = position + 1, states[:1].copy()
+                tokens, states = tokens[1:], states[1:]
+                if not tokens:
+                    return
         self._rewind(at, tokens[0])
         self._tokens += tokens
         self._states = np.concatenate([self._states, states])
@@ -89,7 +95,7 @@ class HeadContext:
         cache, known = self._cache, list(tokens[self._first : -1])
         n = len(known)
         limit = min(limit, cache.seq_len - n)
-        if limit <= 0 or n_common(self._tokens, known) < n or not len(tokens) > self._first:
+        if limit <= 0 or n_common(self._tokens, known) < n or len(tokens) <= self._first or self._lacks_state:
             return []
         self._rewind(n)
         state: Rows | None = None  # of the last token, once the head has run
@@ -109,11 +115,16 @@ class HeadContext:
         """Free the KV cache; closing twice does nothing."""
         self._cache.close()
 
+    @property
+    def _lacks_state(self) -> bool:
+        """True if the first cell needs a state that is missing."""
+        return self._head.fuser is not None and not len(self._states) and not self._cache.tokens
+
     def _restart(self, first: int) -> None:
         """Drop all tokens; `first` is the position of the next one."""
         self._cache.truncate(0)
         self._first, self._tokens = first, []
-        self._states = np.empty((0, self._model.config.n_embd), np.float32)
+        self._states = np.empty((0, self._head.width), np.float32)
 
     def _rewind(self, n: int, following: int | None = None) -> None:
         """Keep the first n tokens.
@@ -137,7 +148,7 @@ class HeadContext:
         """Evaluate the next tokens with the model's hidden states; see `_run`."""
         start = len(self._cache.tokens)
         stop, known_from = start + len(tokens), len(self._tokens) - len(self._states)
-        rows = np.zeros((len(tokens), self._model.config.n_embd), np.float32)
+        rows = np.zeros((len(tokens), self._head.width), np.float32)
         first = max(start - 1, known_from)
         if first < stop - 1:
             rows[first - start + 1 :] = self._states[first - known_from : stop - 1 - known_from]
@@ -158,7 +169,7 @@ class HeadContext:
             nonlocal last
             last = states[-1:].copy()
 
-        program, take_hidden = self._model.nextn_program(), keep if n_last else None
+        program, take_hidden = self._head.program, keep if n_last else None
         chunk = Chunk(self._cache, list(tokens), n_last=n_last, hidden_in=hidden, take_hidden=take_hidden)
         logits = evaluate(lambda _: program, [chunk])[0]
-        return logits[-1] if n_last else last, last
+        return self._head.logits(logits)[-1] if n_last else last, last

@@ -35,6 +35,8 @@ class Recorder(abc.ABC):
         self.ops: list[Op] = []
         self.states: list[KVSpec] = []
         self.recurrent: list[RecurrentSpec] = []
+        self.passed: Value | None = None
+        """Value that a draft head reads, or one that a head passes to itself; None for what the output layer reads."""
 
     def value(self, width: int) -> Value:
         """A new value of `width` numbers a token."""

@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 
 from llamacli.conversion import FILE_TYPE_NAMES
+from llamacli.engine.heads import Head, nextn_head
 from llamacli.errors import InvalidRequestError, LlamaCliError, ModelFormatError
-from llamacli.generation.drafters import MTP, DraftModel, MtpHead, PromptLookup
+from llamacli.generation.drafters import MTP, PromptLookup, drafter_of
 from llamacli.loaders import open_model_file
 from llamacli.media.encoder import LoadedEncoder
 from llamacli.model import Model, load_model
@@ -46,14 +47,14 @@ class LoadedModel:
     """Model in memory, with its scheduler.
 
     `info` describes it. `used` are the seconds that its steps have taken, by which models take turns. `draft` is its
-    draft model. `n_bytes` is the memory of its weights, and of its cache when that is full.
+    draft model or head. `n_bytes` is the memory of its weights, and of its cache when that is full.
     """
 
     model: Model
     scheduler: Scheduler
     info: ModelInfo
     used: float = 0.0
-    draft: Model | None = None
+    draft: Model | Head | None = None
     n_bytes: int = 0
 
     def close(self) -> None:
@@ -218,7 +219,7 @@ def load(
         encoder = find_encoder(model)
         draft = None
         if isinstance(source.draft, Path):
-            draft = load(source.draft, settings.mode, threads=settings.threads)
+            draft = model.load_draft(source.draft, settings.mode, threads=settings.threads)
             opened.callback(draft.close)
         scheduler = Scheduler(
             model,
@@ -226,7 +227,7 @@ def load(
             pooling=_pooler(model, settings.pooling),
             sampling=sampling,
             adapters=[model.load_adapter(path) for path, _ in source.adapters],
-            drafts=_draft_source(model, draft, settings, mtp=source.draft == MTP),
+            drafts=_draft_source(model, nextn_head(model) if source.draft == MTP else draft, settings),
             encoder=None if encoder is None else model.media_encoder,
             counters=counters,
         )
@@ -248,25 +249,19 @@ def find_encoder(model: Model) -> LoadedEncoder | None:
         return None
 
 
-def _draft_source(
-    model: Model, draft: Model | None, settings: EngineSettings, *, mtp: bool = False
-) -> DraftSource | None:
-    """Maker of drafters: prediction head, draft model, prompt lookup, or None.
+def _draft_source(model: Model, draft: Model | Head | None, settings: EngineSettings) -> DraftSource | None:
+    """Maker of drafters: draft head, draft model, prompt lookup, or None.
 
-    Raises InvalidRequestError for a draft model of another vocabulary, and for a model without the head that is asked
-    for; ModelFormatError for a damaged head.
+    Raises InvalidRequestError for a draft model of another vocabulary.
     """
-    if mtp:
-        create = partial(MtpHead, model, n_ctx=settings.n_ctx)
-        create().close()
-        return DraftSource(create, settings.draft_max, reads_prompts=True, pool=model.nextn_pool())
-    if draft is None and not settings.lookup:
-        return None
     if draft is None:
-        return DraftSource(PromptLookup, settings.draft_max)
-    with DraftModel(draft) as drafter:
+        return DraftSource(PromptLookup, settings.draft_max) if settings.lookup else None
+    create = partial(drafter_of, draft, n_ctx=settings.n_ctx)
+    with create() as drafter:
         drafter.begin(model)
-    return DraftSource(partial(DraftModel, draft), settings.draft_max, pool=draft.kv_pool())
+    if isinstance(draft, Head):
+        return DraftSource(create, settings.draft_max, reads_prompts=True, pool=draft.pool)
+    return DraftSource(create, settings.draft_max, pool=draft.kv_pool())
 
 
 def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:

@@ -43,8 +43,8 @@ def write_model(
     as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be multiples of the type's block),
     `expert_type` that of names with `_exps.`, if it is another; `dequantized` stores the same numbers as float32.
 
-    For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are float32 arrays to add or to
-    put in the place of others; `without` are names of tensors to leave out.
+    For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are arrays, float32 or int64, to
+    add or to put in the place of others; `without` are names of tensors to leave out.
     """
     common: dict[str, Any] = {
         "general.name": f"tiny {seed}",
@@ -57,7 +57,8 @@ def write_model(
     }
     if dequantized:
         content = {name: (_floats(*tensor), Type.F32) for name, tensor in content.items()}
-    content |= {name: (array.astype(np.float32), Type.F32) for name, array in (tensors or {}).items()}
+    for name, array in (tensors or {}).items():
+        content[name] = (array, Type.I64) if array.dtype == np.int64 else (array.astype(np.float32), Type.F32)
     content = {name: tensor for name, tensor in content.items() if name not in without}
     write_gguf(path, architecture, common | dict(keys) | dict(metadata or {}), content)
     return Path(path)

@@ -34,6 +34,7 @@ class Peer:
     The keys and values are kept in float32 and flash attention is off, so that a float32 file gives its most exact
     numbers; with `default_precision` they have llama.cpp's default types. With `embeddings`, rows are hidden states
     instead of logits. `on_tensor(address)` is called with the address of each `ggml_tensor` that has been computed.
+    The file of a draft head needs its model, as `other`.
     Raises ImportError without llama-cpp-python, OSError for a file that llama.cpp refuses.
     """
 
@@ -45,6 +46,7 @@ class Peer:
         default_precision: bool = False,
         embeddings: bool = False,
         on_tensor: Callable[[int], None] | None = None,
+        other: Peer | None = None,
     ):
         import llama_cpp
 
@@ -70,7 +72,9 @@ class Peer:
         if on_tensor is not None:
             self._callback = eval_callback(on_tensor)  # kept alive as long as the context
             params.cb_eval = self._callback
-        self._context = llama_cpp.llama_init_from_model(self.model, params)
+        if other is not None:
+            params.ctx_other = other._context
+        self._context: Any = llama_cpp.llama_init_from_model(self.model, params)
         if not self._context:
             raise OSError(f"llama.cpp has no context for {path}{reason_of(errors)}")
         self._vocabulary = llama_cpp.llama_model_get_vocab(self.model)

@@ -48,7 +48,8 @@ def limit() -> int:
 def copy_key(files: Iterable[Path], identity: str, mode: str) -> str:
     """Name of a copy: digest of all that its bytes depend on.
 
-    `files` are the model's, `identity` is the digest of their metadata and of the ends of their tensors. Raises OSError.
+    `files` are the model's, `identity` is the digest of their metadata and of the ends of their tensors. Raises
+    OSError.
     """
     stats = [(file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, files)]
     return hashlib.sha256(repr((stats, identity, mode, sources_digest(), sys.byteorder)).encode()).hexdigest()[:32]

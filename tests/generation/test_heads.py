@@ -1,0 +1,217 @@
+"""EAGLE-3 draft heads: llama.cpp's states, logits and drafts, files of other models."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny_variants
+from conftest import LoadTiny
+from llamacli import HeadDrafter, InvalidRequestError, Model, ModelFormatError, MtpHead, SamplingParams, load_model
+from llamacli.engine import Chunk, default_engine, evaluate
+from llamacli.engine.heads import Head
+from llamacli.generation.drafters import drafter_of
+from llamacli.kv import KVSequence
+from llamacli.plugins import Plugins
+from llamacli.testing import formulas
+from oracle.goldens import DIRECTORY, TOKENS
+from tiny_eagle import HEADS, MODELS, write_eagle3
+
+N_TOKENS, N_DRAFT = 24, 6
+
+WriteHead = Callable[..., Path]
+
+
+@pytest.fixture
+def write_head(tmp_path: Path) -> WriteHead:
+    """Write a head: `write_head(**options)`."""
+    return lambda **options: write_eagle3(tmp_path / "head.gguf", **options)
+
+
+def head_of(model: Model, path: Path) -> Head:
+    head = model.load_draft(path)
+    assert isinstance(head, Head)
+    return head
+
+
+def passed(model: Model, tokens: list[int]) -> np.ndarray:
+    """Values that the model passes of the tokens of a text."""
+    rows: list[np.ndarray] = []
+    sequence = KVSequence(model.kv_pool(), len(tokens))
+    chunk = Chunk(sequence, tokens, take_hidden=lambda _, __, states, n: rows.append(states))
+    evaluate(model.program_with, [chunk])
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_states_logits_and_drafts_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, write_head: WriteHead) -> None:
+    (variant, options), (_, head_options, bound) = MODELS[name], HEADS[name]
+    tokens = TOKENS[:N_TOKENS].tolist()
+    with np.load(DIRECTORY / "heads.npz") as golden, load_tiny(variant, dequantized=True, **options) as model:
+        expected = {field: golden[f"{name} {field}"] for field in ("features", "states", "logits", "passed", "draft")}
+        head = head_of(model, write_head(**head_options))
+        rows = passed(model, tokens[:-1])
+        sequence = head.sequence(None)
+        states = head.states(rows, sequence)
+        found: list[np.ndarray] = []
+        chunk = Chunk(
+            sequence, tokens[1:], n_last=N_TOKENS - 1, hidden_in=states,
+            take_hidden=lambda _, __, states, n: found.append(states),
+        )  # fmt: skip
+        logits = head.logits(evaluate(lambda _: head.program, [chunk])[0])
+        with HeadDrafter(head, min_probability=0.0) as drafter:
+            drafter.take_hidden(0, tokens[:10], rows[:10], 0)
+            drafter.take_hidden(10, tokens[10:-1], rows[10:], 0)
+            draft = drafter.draft(tokens, N_DRAFT)
+    features = np.concatenate([rows[:, columns] for columns in head.columns], 1)
+    assert formulas.nmse(features, expected["features"]) < bound
+    assert formulas.nmse(states, expected["states"]) < bound
+    assert formulas.nmse(found[0], expected["passed"]) < bound
+    known = np.isfinite(expected["logits"])
+    assert (np.isfinite(logits) == known).all()
+    assert formulas.nmse(logits[known], expected["logits"][known]) < bound
+    assert draft == expected["draft"].tolist()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, plugins: Plugins) -> Iterator[Model]:
+    """Model of three layers, on kernels."""
+    path = tiny_variants.write(tmp_path_factory.mktemp("heads") / "model.gguf", "gqa", n_layer=3)
+    with load_model(path, plugins=plugins, engine=default_engine()) as model:
+        yield model
+
+
+def text(model: Model, params: SamplingParams, drafter: HeadDrafter | None = None) -> tuple[list[int], int, int]:
+    """Generated ids, with the numbers of tokens drafted and accepted."""
+    with model.create_session(seed=5, reuse=False) as session:
+        session.drafter = drafter
+        ids = [token.id for token in session.generate(TOKENS[:9].tolist(), params, max_tokens=60, ignore_eos=True)]
+        return ids, session.stats.n_drafted, session.stats.n_accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("head_options", [{}, {"own": ()}], ids=["own matrices", "shared matrices"])
+def test_texts_are_those_without_drafts(
+    temperature: float, head_options: dict[str, Any], model: Model, write_head: WriteHead
+) -> None:
+    params = SamplingParams(temperature=temperature)
+    expected, *_ = text(model, params)
+    with HeadDrafter(head_of(model, write_head(**head_options)), 4, min_probability=0.0) as drafter:
+        ids, n_drafted, _ = text(model, params, drafter)
+    assert ids == expected
+    assert n_drafted > 0
+
+
+def copying(right: float) -> dict[str, np.ndarray]:
+    """Tensors of a head that passes on the input of layer 2.
+
+    Its block adds nothing. Where that layer adds little, the head's logits are near the model's; with `right` less than
+    1, numbers of the state are dropped.
+    """
+    fuse = np.zeros((64, 3 * 64), np.float32)
+    fuse[: int(64 * right), 128 : 128 + int(64 * right)] = np.eye(int(64 * right))
+    zeros = {"attn_output": (64, 64), "ffn_down": (64, 96)}
+    found = {f"blk.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in zeros.items()}
+    return found | {"fc.weight": fuse, "output_norm.weight": np.ones(64, np.float32)}
+
+
+def test_acceptance_follows_the_quality_of_the_head(tmp_path: Path, plugins: Plugins, write_head: WriteHead) -> None:
+    """Model whose next token depends on the last one alone."""
+    random = np.random.RandomState(3)
+    follows = random.permutation(128)
+    table = random.standard_normal((128, 64)).astype(np.float32)
+    output = np.empty_like(table)
+    output[follows] = table
+    silent = {
+        f"blk.{i}.{name}.weight": np.zeros(shape, np.float32)
+        for i in range(3)
+        for name, shape in (("attn_output", (64, 64)), ("ffn_down", (64, 96)))
+    }
+    tensors = silent | {
+        "token_embd.weight": table,
+        "output.weight": output,
+        "output_norm.weight": np.ones(64, np.float32),
+    }
+    path = tiny_variants.write(tmp_path / "model.gguf", "gqa", n_layer=3, tensors=tensors)
+    # The head reads the state of the token before, and the next one's embedding only through its block, which adds
+    # nothing here: a right head's output layer goes two tokens ahead of the state.
+    ahead = np.empty_like(table)
+    ahead[follows[follows]] = table
+    shares = []
+    with load_model(path, plugins=plugins, engine=default_engine()) as model:
+        expected, *_ = text(model, SamplingParams(temperature=0.0))
+        for right in (1.0, 0.05, 0.0):
+            head = head_of(model, write_head(tensors=copying(right) | {"output.weight": ahead}))
+            with HeadDrafter(head, 1, min_probability=0.0) as drafter:
+                ids, n_drafted, _ = text(model, SamplingParams(temperature=0.0), drafter)
+            assert ids == expected
+            assert n_drafted > 0
+            with HeadDrafter(head, 1, min_probability=0.0) as drafter:
+                rows, drafts = passed(model, expected), []
+                for i in range(1, len(expected) - 1):
+                    drafter.take_hidden(i - 1, expected[i - 1 : i], rows[i - 1 : i], 0)
+                    drafts += drafter.draft(expected[: i + 1], 1)
+            shares.append(np.mean(np.array(drafts) == expected[2:]))
+    assert shares[0] == 1.0
+    assert 0.1 < shares[1] < 0.9
+    assert shares[2] < 0.1
+
+
+def test_a_head_beside_the_models_own(tmp_path: Path, plugins: Plugins, write_head: WriteHead) -> None:
+    path = tiny_variants.write(tmp_path / "m.gguf", "glm4_nextn")
+    with load_model(path, plugins=plugins, engine=default_engine()) as model, MtpHead(model) as own:
+        head = head_of(model, write_head(layers=(0, 1, 2)))
+        rows = passed(model, TOKENS[:9].tolist())
+        assert rows.shape[1] == head.n_passed == own.head.n_passed == 4 * 64
+        assert own.head.states(rows, head.sequence(None)).shape == (9, 64)
+        own.take_hidden(0, TOKENS[:9].tolist(), rows, 0)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another width": ({"n_model": 32}, r"states of 32 numbers, and those of the model 'tiny llama' have 64"),
+    "another vocabulary": ({"tokenizer": "spm"}, r"'tiny eagle' has another vocabulary than the model 'tiny llama'"),
+    "no such layer": ({"layers": (0, 1, 9)}, r"does not fit the model 'tiny llama': .* all of layers .*9"),
+    "no matrices of its width": (
+        {"own": ("output",), "n_embd": 32},
+        r"'tiny eagle' has no token_embd.weight of its own .* 32 numbers; that of the model 'tiny llama' has 64",
+    ),
+    "a missing tensor": ({"without": ["fc.weight"]}, r"tensor fc\.weight is missing, expected \(64, 192\)"),
+    "a tensor of another shape": (
+        {"tensors": {"fc.weight": np.zeros((64, 128), np.float32)}},
+        r"tensor fc\.weight has shape \(64, 128\), expected \(64, 192\)",
+    ),
+    "damaged weights": (
+        {"tensors": {"fc.weight": np.full((64, 192), np.nan, np.float32)}}, r"'draft\.fc\.weight' has weights that"
+    ),
+    "ids of no tokens": ({"ids": np.arange(100, 140)}, r"tensor d2t has no ids of tokens"),
+    "two layers": ({"layers": (0, 1)}, r"eagle3\.target_layers"),
+    "two blocks": ({"metadata": {"eagle3.block_count": 2}}, r"eagle3\.block_count = 2, and such heads have one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_head_that_does_not_fit_is_refused(case: str, model: Model, write_head: WriteHead) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(ModelFormatError, match=message):
+        model.load_draft(write_head(**options))
+
+
+def test_a_head_is_no_model(write_head: WriteHead, plugins: Plugins) -> None:
+    with pytest.raises(ModelFormatError, match=r"'eagle3' is a draft head, no model by itself"):
+        load_model(write_head(), plugins=plugins)
+
+
+def test_a_head_drafts_for_its_model_only(model: Model, load_tiny: LoadTiny, write_head: WriteHead) -> None:
+    with drafter_of(head_of(model, write_head())) as drafter, load_tiny("gqa") as other:
+        drafter.begin(model)
+        with pytest.raises(InvalidRequestError, match=r"the draft head 'tiny eagle' is that of the model 'tiny llama'"):
+            drafter.begin(other)
+
+
+def test_a_draft_model_is_found_out(model: Model, tmp_path: Path) -> None:
+    path = tiny_variants.write(tmp_path / "draft.gguf", "gqa", n_layer=1)
+    with model.load_draft(path) as draft, drafter_of(draft) as drafter:
+        assert isinstance(draft, Model)
+        drafter.begin(model)
