@@ -85,12 +85,15 @@ def test_debug_shows_the_traceback(arguments: list[str], env: dict[str, str], in
     [
         (MemoryError(), "not enough memory"),
         (MemoryError("Unable to allocate 9 GiB"), "not enough memory: Unable to allocate 9 GiB"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory: [Errno 12] Cannot allocate memory"),
+        (RuntimeError("can't start new thread"), "not enough memory: can't start new thread"),
+        (ImportError("a.so: failed to map segment"), "not enough memory: a.so: failed to map segment"),
         (PermissionError(13, "Permission denied", "x.gguf"), "x.gguf: Permission denied"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError(), "OSError"),
     ],
 )
-def test_os_errors_are_one_line(error: Exception, said: str, invoke, model, monkeypatch) -> None:
+def test_errors_of_the_system_are_one_line(error: Exception, said: str, invoke, model, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise error
 

@@ -9,10 +9,13 @@ import pytest
 
 from adapters import CASES, write_adapter
 from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf
+from gguf import GGMLQuantizationType as Type
 from llamacli import InvalidRequestError, Model, ModelFormatError, load_model
-from llamacli.engine import default_engine
+from llamacli.engine import Engine, default_engine
 from llamacli.engine.adapters import Adapter, checked_adapters, key_of
+from llamacli.loaders import open_model_file
 from llamacli.plugins import Plugins
+from llamacli.testing.models import write_gguf
 from oracle.adapters import PATH, digests
 from oracle.goldens import N_CTX, POSITIONS, TOKENS, nmse
 from tiny_variants import VARIANTS
@@ -43,6 +46,46 @@ def test_adapted_models_match_llama_cpp(name: str, tiny_gguf: TinyGguf, load_tin
         assert nmse(expected, plain) > 1e-2, "the adapter changes too little for a test"
         without = logits(model, [(adapter, 0.0) for adapter, _ in adapters])
         np.testing.assert_array_equal(without, plain)
+
+
+def _matrix(name: str) -> bool:
+    return name.startswith("blk.") and "lerp" not in name
+
+
+def _plain(values: Any) -> list[Any]:
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)
+
+
+@SLOW_REFERENCE
+@pytest.mark.parametrize("variant", ["deepseek2", "deepseek2_legacy", "rwkv7"])
+def test_adapters_equal_merged_weights(
+    variant: str, tiny_gguf: TinyGguf, load_tiny: LoadTiny, engine: Engine, plugins: Plugins, tmp_path: Path
+) -> None:
+    """Matrices a head and of time mixing, which llama.cpp refuses or ignores."""
+    file = write_adapter(tmp_path / "a.gguf", tiny_gguf(variant), alpha=None, chosen=_matrix)
+    base, changes = open_model_file(tiny_gguf(variant), []), open_model_file(file, [])
+    merged = {}
+    for name, info in base.tensors.items():
+        array = base.data(name).view(np.float32).reshape(info.shape)
+        if f"{name}.lora_a" in changes.tensors:
+            a, b = (
+                changes.data(part).view(np.float32).reshape(changes.tensors[part].shape)
+                for part in (f"{name}.lora_a", f"{name}.lora_b")
+            )
+            array = array + b @ a
+        merged[name] = array, Type.F32
+    keys = {
+        key: value if isinstance(value, str | bool | int | float) else _plain(value)
+        for key, value in base.metadata.items()
+    }
+    write_gguf(tmp_path / "merged.gguf", keys.pop("general.architecture"), keys, merged)
+    with (
+        load_tiny(variant) as model,
+        load_model(tmp_path / "merged.gguf", "fp32", plugins=plugins, engine=engine) as other,
+    ):
+        found = logits(model, [(model.load_adapter(file), 1.0)])
+        assert nmse(logits(other, []), found) < 1e-10
+        assert nmse(logits(model, []), found) > 1e-2
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0"])

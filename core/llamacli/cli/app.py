@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from llamacli.cli.commands import Commands
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
-from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, note, one_line
+from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, lacks_memory, note, one_line
 from llamacli.errors import LlamaCliError
 
 ELSEWHERE = {
@@ -105,7 +105,9 @@ def _reported(ctx: click.Context | None) -> Iterator[None]:
         if type(error).show is not click.UsageError.show or "\n" in message:
             raise  # help, and messages that have lines
         raise click.UsageError(at_words(f"Error: {message}").removeprefix("Error: "), error.ctx) from None
-    except (LlamaCliError, OSError, MemoryError) as error:
+    except Exception as error:
+        if not isinstance(error, (LlamaCliError, OSError)) and not lacks_memory(error):
+            raise
         if ctx is not None and ctx.meta.get(DEBUG):
             click.echo(traceback.format_exc(), err=True, nl=False)
         note(f"llamacli: error: {one_line(error)}")

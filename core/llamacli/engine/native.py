@@ -7,6 +7,7 @@ Steps that are Python functions divide the table into segments.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -81,7 +82,8 @@ class NativeEngine:
         self._opening: Future[PackedCopy | None] | None = None
         if copy_key:
             opener = ThreadPoolExecutor(1)
-            self._opening = opener.submit(self._open_copy, _shared_team(self._threads))
+            with contextlib.suppress(RuntimeError):  # no thread can be started: `compile` opens it
+                self._opening = opener.submit(self._open_copy, _shared_team(self._threads))
             opener.shutdown(wait=False)
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> NativeProgram:

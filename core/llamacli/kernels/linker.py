@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,9 @@ from llamacli.kernels.deferred import import_numba
 _HEADER = struct.Struct("<4sB3x32xQ10xHH")
 _SECTION = struct.Struct("<4xI16xQQI12xQ")
 _SYMBOL = struct.Struct("<IBxHQQ")
+
+_SPARE = 4 << 20
+"""Bytes of address space, besides the code's, that LLVM finds free when it links."""
 
 FAILED = "llamacli_report_failure"
 """Symbol of the function that wrappers call after an exception, with the name of the code."""
@@ -52,11 +56,16 @@ def calls_numba(needs: Iterable[str] | None) -> bool:
 def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     """Address of a symbol of object code, once it is linked.
 
-    `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process.
+    `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process, as it
+    does without memory for the code, which is a MemoryError here.
     """
     engine = _engine()  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
+    try:
+        mmap.mmap(-1, 4 * len(code) + _SPARE).close()
+    except OSError:
+        raise MemoryError(f"there is none to link {len(code)} bytes of a kernel") from None
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(symbol) or None

@@ -14,10 +14,10 @@ import numpy as np
 
 from llamacli.kernels.layout import ACTIVATION_BLOCK, RUN, record
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
-from llamacli.ops.linear import lower_linear, product
+from llamacli.ops.linear import low_rank_product, lower_linear, lower_low_rank, lower_scale, product
 from llamacli.ops.lowering import Lowering, Slot, f32
 from llamacli.ops.run import Run
-from llamacli.ops.values import Array, Param, Tensor, Value
+from llamacli.ops.values import Adapt, Array, LowRank, LowRanks, Param, Tensor, Value
 
 if TYPE_CHECKING:
     from llamacli.kernels.jit import Kernel
@@ -30,20 +30,28 @@ PAD_HEADS = record("x", "x_stride", "x_width", "out", "out_stride", "out_width",
 class BatchedLinear(Op):
     """Batched linear op: out = x @ weight.T + bias for each head.
 
-    Weight (n_head, n_out, n_in), bias (n_head, n_out).
+    Weight (n_head, n_out, n_in), bias (n_head, n_out). The weight has low-rank changes.
     """
 
     x: Value
     weight: Tensor
     bias: Tensor | None
+    changes: LowRanks = ()
 
     def matrices(self) -> list[Tensor]:
-        return [self.weight]
+        return [self.weight, *(tensor for change in self.changes for tensor in (change.a, change.b))]
+
+    def adapted(self, adapt: Adapt) -> BatchedLinear:
+        return attrs.evolve(self, changes=self.changes + adapt(self.weight))
 
     def compute(self, run: Run) -> Array:
         heads = run[self.x].reshape(run.n, len(run[self.weight]), -1)
         matrices = enumerate(run[self.weight])
         out = np.stack([product(heads[:, i], matrix, is_tiled=run.is_tiled) for i, matrix in matrices], axis=1)
+        for change in self.changes:
+            pairs = enumerate(zip(run[change.a], run[change.b], strict=True))
+            parts = [low_rank_product(heads[:, i], a, b, run.scale_of(change)) for i, (a, b) in pairs]
+            out = out + np.stack(parts, axis=1)
         return (out + run[self.bias] if self.bias else out).reshape(run.n, -1)
 
     def lower(self, to: Lowering) -> None:
@@ -52,22 +60,40 @@ class BatchedLinear(Op):
         x, out = f32(self.x), f32(self.out)
         if n_heads == 1:
             lower_linear(to, x, self.weight, out, self.bias)
+            for change in self.changes:
+                lower_low_rank(to, x, change, out)
             return
-        wide_x, wide_out = (
-            Slot((self, name), "f32", n_heads * -(-width // ACTIVATION_BLOCK) * ACTIVATION_BLOCK)
-            for name, width in (("x", n_in), ("out", n_out))
-        )
+        wide_x, wide_out = self._wide("x", n_in), self._wide("out", n_out)
         source, target = (x if wide_x.width == x.width else wide_x), (out if wide_out.width == out.width else wide_out)
         if source is wide_x:
             _pad_heads(to, x, source, n_heads)
         lower_linear(to, source, self.weight, target, self.bias)
+        for i, change in enumerate(self.changes):
+            rank = change.a.shape[-2]
+            wide_a, wide_b = self._wide(f"a{i}", rank), self._wide(f"b{i}", rank)
+            narrow = Slot((self, f"narrow{i}"), "f32", n_heads * rank)
+            lower_linear(to, source, change.a, wide_a)
+            _pad_heads(to, wide_a, narrow, n_heads)
+            _pad_heads(to, lower_scale(to, narrow, change), wide_b, n_heads)  # with zeros behind the rank
+            lower_linear(to, wide_b, change.b, target, residual=target)
         if target is wide_out:
             _pad_heads(to, target, out, n_heads)
+
+    def _wide(self, name: str, width: int) -> Slot:
+        """Slot of whole blocks of activations for each head."""
+        n_blocks = -(-width // ACTIVATION_BLOCK)
+        return Slot((self, name), "f32", self.weight.shape[0] * n_blocks * ACTIVATION_BLOCK)
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
         yield batched_linear(g, x, param("heads", 2, 32, x.width // 2))
         yield batched_linear(g, x, param("narrow", 4, 5, x.width // 4, bias=True))
+        for n_heads in (1, 2):
+            weight, a, b = (param(f"{name}{n_heads}", n_heads, *shape).weight for name, shape in (
+                ("adapted", (40, x.width // n_heads)), ("a", (3, x.width // n_heads)), ("b", (40, 3)),
+            ))  # fmt: skip
+            changes = LowRank(a, b, 0.5), LowRank(a, b, 0.25)
+            yield g.record(BatchedLinear(g.value(n_heads * 40), x, weight, None, changes))
 
 
 def batched_linear(g: Recorder, x: Value, param: Param) -> Value:

@@ -178,6 +178,11 @@ def lower_scaled(
     to: Lowering, narrow: Slot, change: LowRank, out: Slot, starts: Slot | None = None, rows: Slot | None = None
 ) -> None:
     """Append the steps that add ratio * scale * narrow @ b.T to `out`."""
+    lower_linear(to, lower_scale(to, narrow, change, rows), change.b, out, residual=out, starts=starts)
+
+
+def lower_scale(to: Lowering, narrow: Slot, change: LowRank, rows: Slot | None = None) -> Slot:
+    """Append the step that multiplies by ratio * scale, once; its slot."""
     from llamacli.kernels.low_rank import SCALE_ADAPTER, scale_adapter
 
     scaled = attrs.evolve(narrow, owner=(narrow.owner, change.ratio, change.adapter))
@@ -186,7 +191,7 @@ def lower_scaled(
             scale_adapter, SCALE_ADAPTER, x=narrow, out=scaled, width=narrow.width, adapter=change.adapter,
             slots=narrow.slots, rows=rows, ratio=change.ratio,
         )  # fmt: skip
-    lower_linear(to, scaled, change.b, out, residual=out, starts=starts)
+    return scaled
 
 
 def fuse_residuals(ops: Sequence[Op]) -> list[Op]:

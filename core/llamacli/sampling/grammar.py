@@ -335,8 +335,12 @@ def _unquoted(text: str) -> str:
 def _engine() -> type[LLMatcher]:
     try:
         import llguidance
-    except ImportError:
+    except ModuleNotFoundError:
         raise InvalidRequestError("grammars and JSON Schemas need llguidance: pip install llguidance") from None
+    except ImportError as error:  # such as a limit of the address space
+        raise InvalidRequestError(
+            f"grammars and JSON Schemas need llguidance, which cannot be loaded: {error}"
+        ) from None
     return llguidance.LLMatcher
 
 
