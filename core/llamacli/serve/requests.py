@@ -331,6 +331,12 @@ class Stream(Protocol):
         Cancelling twice, or after the end, does nothing.
         """
 
+    def end_reasoning(self) -> bool:
+        """End the reasoning of its texts at their next tokens, where parameters limit it.
+
+        False after the end, and for an engine that cannot do this.
+        """
+
 
 @attrs.frozen
 class AdapterInfo:

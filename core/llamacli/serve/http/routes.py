@@ -75,6 +75,7 @@ ROUTES = (
     _generates("/v1/completions", "openai.completions:completions"),
     _generates("/completion /completions", "llamacpp:completion"),
     _generates("/infill", "llamacpp:infill"),
+    _route("POST", "*/chat/completions/control", "llamacpp:control"),
     _route("POST", "*/chat/completions/input_tokens", "llamacpp:chat_tokens"),
     _route("POST", "*/responses/input_tokens", "llamacpp:response_tokens"),
     _generates("*/responses", "openai.responses:responses"),
