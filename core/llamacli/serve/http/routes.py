@@ -106,6 +106,8 @@ ROUTES = (
     _route("POST", "/v1/messages/count_tokens", "anthropic:count_tokens"),
     _route("GET", "*/models", "openai.models:models"),
     _route("GET", "/models/sse", "openai.models:events", streams=True),
+    _route("POST", "/models", "downloads:download"),
+    _route("DELETE", "/models", "downloads:remove", for_model=True),
     _route("POST", "/models/load", "openai.models:load"),
     _route("POST", "/models/unload", "openai.models:unload"),
     _route("GET", "*/models/{name:path}", "openai.models:model"),

@@ -16,7 +16,7 @@ from llamacli.serve.catalogue import Catalogue
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import BadRequestError, UnknownModelError
 from llamacli.serve.http.exposition import HttpMetrics
-from llamacli.serve.http.jobs import Jobs
+from llamacli.serve.http.jobs import Events, Jobs
 from llamacli.serve.http.keys import Keys
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Engine, ModelInfo, Stream
@@ -34,7 +34,7 @@ class Server:
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
     `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
     and schemas, which may take longer.
-    `controlled` are running replies that take commands, by owner and request id.
+    `events` are those of downloads. `controlled` are running replies that take commands, by owner and request id.
     `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
     leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys, `mcp` runs tools of
     local servers.
@@ -50,6 +50,7 @@ class Server:
     unknown: set[str] = attrs.field(factory=set)
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
     controlled: dict[tuple[str, str], Stream] = attrs.field(factory=dict)
+    events: Events = attrs.field(factory=Events)
     jobs: Jobs = attrs.field(factory=Jobs)
     catalogue: Catalogue | None = attrs.field(init=False)
     keys: Keys = attrs.field(init=False)
