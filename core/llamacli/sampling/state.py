@@ -99,7 +99,7 @@ class SamplerState:
         self.history.append(token)
 
     def end_reasoning(self) -> None:
-        """End the reasoning of a text, if its parameters have a budget for it."""
+        """End the reasoning of a text whose parameters have a budget."""
         from llamacli.sampling.reasoning import ReasoningBudget
 
         for sampler in self._chain.samplers:

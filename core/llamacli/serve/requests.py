@@ -332,9 +332,9 @@ class Stream(Protocol):
         """
 
     def end_reasoning(self) -> bool:
-        """End the reasoning of its texts at their next tokens, where parameters limit it.
+        """End the reasoning of its texts at their next tokens.
 
-        False after the end, and for an engine that cannot do this.
+        Their parameters must have a budget for it. False after the end, and for an engine that cannot do this.
         """
 
 

@@ -52,7 +52,7 @@ async def remove(call: Call) -> None:
 
 
 async def _download(server: Server, name: str) -> None:
-    """Download a model; its events are a progress now and then, and the end."""
+    """Download a model, with events of its progress and end."""
     left, told, loop = threading.Event(), [0.0], asyncio.get_running_loop()
 
     def tell(state: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ class Control(Schema, kw_only=True):
 
 
 async def control(call: Call, request: Control) -> None:
-    """End the reasoning of a running reply that was asked for with `reasoning_control`."""
+    """End the reasoning of a running reply with `reasoning_control`."""
     stream = call.server.controlled.get((call.owner, request.id.removeprefix("chatcmpl-")))
     if stream is not None and stream.end_reasoning():
         await call.respond({"success": True})

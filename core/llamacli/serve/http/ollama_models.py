@@ -55,7 +55,10 @@ async def pull(call: Call, request: OllamaTarget) -> None:
 
 
 def pulled(catalogue: Catalogue, name: str, tell: Tell) -> None:
-    """Download a model of the hub into the catalogue. Raises HubError, ModelFormatError, OSError."""
+    """Download a model of the hub into the catalogue.
+
+    Raises HubError, ModelFormatError, OSError.
+    """
     tell({"status": "pulling manifest"})
 
     def progress(file: str, done: int, total: int) -> None:
@@ -174,7 +177,10 @@ def model_name(given: str | None) -> str:
 
 
 def expect_new(server: Server, name: str) -> None:
-    """Check that a name is none of the models of the start. Raises BadRequestError."""
+    """Check that no model of the start has a name.
+
+    Raises BadRequestError.
+    """
     infos = server.engine.models()
     if not catalogue_of(server).has(name) and any(name in (info.name, *info.aliases) for info in infos):
         raise BadRequestError(f"the model {name!r} was named when the server was started", "model")
@@ -284,7 +290,10 @@ def _expect_template(template: str) -> None:
 def claimed(
     catalogue: Catalogue, name: str, work: Callable[[], None], waiting: Callable[[], None] | None = None
 ) -> None:
-    """Do work on a model that nothing else changes meanwhile; `waiting` is called while something does."""
+    """Do work on a model that nothing else changes meanwhile.
+
+    `waiting` is called while something does.
+    """
     with _reported(), catalogue.claimed(name, waiting):
         work()
 

@@ -27,7 +27,7 @@ async def chat_completions(call: Call, request: ChatRequest) -> None:
 
 @contextlib.contextmanager
 def _controlled(call: Call, request: ChatRequest) -> Iterator[None]:
-    """Let a running reply be found by its id."""
+    """Registration of a running reply that takes commands, by its id."""
     name, stream, known = (call.owner, call.request_id), call.stream_of_events, call.server.controlled
     if not request.reasoning_control or stream is None:
         yield
