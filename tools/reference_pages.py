@@ -224,6 +224,7 @@ _DIALECTS = {
     "ranking": "Jina, Cohere, TEI, vLLM",
     "local": "llama-server, vLLM",
     "tools": "llama-server",
+    "downloads": "llama-server",
     "vertex": "Vertex AI",
 }
 """Dialects by the modules of their handlers."""

@@ -76,7 +76,7 @@ async def _run(
     """Run all lines, and write the results; the number that failed."""
     from llamacli.serve.engine import LocalEngine
     from llamacli.serve.http.batches import BatchRun, split_lines
-    from llamacli.serve.http.call import Server
+    from llamacli.serve.http.state import Server
 
     def chunks() -> Iterator[bytes]:
         with path.open("rb") as file:

@@ -171,6 +171,10 @@ class ReasoningBudget(Restriction):
         else:
             self._recent = self._recent[-max(len(wanted), _LONGEST_CHARACTER) :]
 
+    def end(self) -> None:
+        """Leave no budget: reasoning ends with the next token, between two draws."""
+        self._n_left = min(self._n_left, 0)
+
     def reset(self) -> None:
         """Reset to the begin of the reply."""
         self._n_left, self._n_forced, self._recent = self._budget, 0, b""

@@ -98,6 +98,14 @@ class SamplerState:
         self._chain.accept(token)
         self.history.append(token)
 
+    def end_reasoning(self) -> None:
+        """End the reasoning of a text whose parameters have a budget."""
+        from llamacli.sampling.reasoning import ReasoningBudget
+
+        for sampler in self._chain.samplers:
+            if isinstance(sampler, ReasoningBudget):
+                sampler.end()
+
     def reset(self) -> None:
         """Clear history and samplers for a new text, not the random generator."""
         self.history.clear()

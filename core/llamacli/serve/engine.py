@@ -207,7 +207,10 @@ class LocalEngine:
             with self._wake:
                 self._wake.notify_all()
 
-        stream.on_cancel = cancel
+        def end_reasoning() -> None:
+            state.ends_reasoning = True
+
+        stream.on_cancel, stream.on_end_reasoning = cancel, end_reasoning
         return stream
 
     def stats(self) -> EngineStats:

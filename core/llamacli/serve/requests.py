@@ -332,6 +332,12 @@ class Stream(Protocol):
         Cancelling twice, or after the end, does nothing.
         """
 
+    def end_reasoning(self) -> bool:
+        """End the reasoning of its texts at their next tokens.
+
+        Their parameters must have a budget for it. False after the end, and for an engine that cannot do this.
+        """
+
 
 @attrs.frozen
 class AdapterInfo:

@@ -33,7 +33,7 @@ class RequestState:
     - `n_drafted`, `n_accepted`: tokens drafted, and drafted tokens that came.
     - `missing_rows`: tiles of pictures that are not encoded, by content key, with the index of the row.
     - `has_positions`: true if tokens of its prompts have positions of their own.
-    - `cancelled`: set from any thread, seen at the next step.
+    - `cancelled`: set from any thread, seen at the next step. `ends_reasoning` likewise: no more reasoning.
     - `closed`: set when nothing of it is left.
     """
 
@@ -51,6 +51,7 @@ class RequestState:
     n_drafted: int = 0
     n_accepted: int = 0
     cancelled: bool = False
+    ends_reasoning: bool = False
     closed: bool = False
     texts: list[ChoiceText] = attrs.field(factory=list)
     generation: GenerationRequest | None = attrs.field(init=False)
@@ -157,6 +158,8 @@ class SequenceState(TokenSequence):
         """
         assert self.text is not None
         started = time.thread_time()
+        if self.request.ends_reasoning:
+            self._sampler.end_reasoning()
         try:
             token = self.draw()
             if token not in self.text.end_ids:

@@ -15,11 +15,13 @@ class EventStream:
     """Stream of one request, in the thread of an event loop.
 
     `put` adds events, an asynchronous iterator takes them. `on_cancel`, which may be set, is called at most once, with
-    the stream's id, when it is cancelled before its end.
+    the stream's id, when it is cancelled before its end. `on_end_reasoning` ends the reasoning of its request, None
+    where that cannot be done.
     """
 
     def __init__(self, request_id: str, on_cancel: Callable[[str], None] = lambda _: None):
         self._id, self.on_cancel = request_id, on_cancel
+        self.on_end_reasoning: Callable[[], None] | None = None
         self._events: list[Event] = []
         self._ended = False
         self._arrived = asyncio.Event()
@@ -45,6 +47,13 @@ class EventStream:
             self._events.clear()
             self._arrived.set()
             self.on_cancel(self._id)
+
+    def end_reasoning(self) -> bool:
+        """End the reasoning; see `llamacli.serve.requests.Stream.end_reasoning`."""
+        if self._ended or self.on_end_reasoning is None:
+            return False
+        self.on_end_reasoning()
+        return True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The events; ends after Done or Failed, or when cancelled."""

@@ -1,5 +1,6 @@
 """Catalogue over ollama's API: pull, create, copy, delete, blobs."""
 
+import contextlib
 import errno
 import hashlib
 import http.client
@@ -312,3 +313,77 @@ def test_presets_are_defaults_of_requests(serve, fake, monkeypatch) -> None:
     shown = http.send("/api/show", {"model": "demo"}).json
     assert (shown["system"], shown["template"]) == ("Be brief.", preset.template)
     assert shown["parameters"].splitlines() == ["top_k 5", 'stop "x"', "seed 3", "num_predict 7"]
+
+
+class TestDownloadsOfTheRouter:
+    """`POST` and `DELETE /models`, with events at `/models/sse`."""
+
+    @staticmethod
+    def listen(server: Served, until: str) -> tuple[threading.Thread, list[dict[str, Any]]]:
+        found: list[dict[str, Any]] = []
+        connection = server.connect()
+        connection.request("GET", "/models/sse")
+        response = connection.getresponse()
+
+        def read() -> None:
+            with contextlib.closing(connection):
+                while not found or found[-1]["event"] != until:
+                    text = response.readline().decode()
+                    if text.startswith("data: "):
+                        found.append(json.loads(text[6:]))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        return thread, found
+
+    def test_a_download_has_events_and_a_deletion(self, server, hub, fake, catalogue) -> None:
+        thread, found = self.listen(server, "download_finished")
+        assert server.send("/models", {"model": NAME}).json == {"success": True}
+        thread.join(60)
+        progress = [one["data"] for one in found if one["event"] == "download_progress"]
+        size = demo_path().stat().st_size
+        assert (progress[-1]["downloaded"], progress[-1]["total"]) == (size, size)
+        assert found[-1] == {"model": NAME, "event": "download_finished", "data": {}}
+        assert fake.added[NAME].path.read_bytes() == demo_path().read_bytes()
+        wait_for(lambda: server.server._server.jobs.get(f"download {NAME}") is None)
+        assert server.send(f"/models?model={NAME}", method="DELETE").json == {"success": True}
+        assert catalogue.names() == []
+        assert server.send(f"/models?model={NAME}", method="DELETE").status == 404
+
+    def test_failures(self, server, hub, fake, catalogue) -> None:
+        thread, found = self.listen(server, "download_failed")
+        assert server.send("/models", {"model": "user/none"}).status == 200
+        thread.join(60)
+        assert "no such repository" in found[-1]["data"]["error"]
+        assert (catalogue.names(), fake.added) == ([], {})
+        (own,) = {info.name for info in fake.models()}
+        for wrong in ({}, {"model": "../x"}, {"model": own}):
+            assert server.send("/models", wrong).status == 400
+        assert server.send("/models", method="DELETE").status == 400
+
+    def test_without_a_catalogue(self, http) -> None:
+        assert http.send("/models", {"model": NAME}).status == 501
+        assert http.send(f"/models?model={NAME}", method="DELETE").status == 501
+
+    def test_unload_ends_a_download(self, server, hub, fake, catalogue, monkeypatch) -> None:
+        began, ended = threading.Event(), threading.Event()
+
+        def endless(reference: Any, folder: Path, progress: Any) -> Any:
+            began.set()
+            try:
+                while True:
+                    progress("m", 1, 2)
+                    ended.wait(0.01)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(ollama_models, "fetch", endless)
+        thread, found = self.listen(server, "download_failed")
+        assert server.send("/models", {"model": NAME}).status == 200
+        assert began.wait(30)
+        assert server.send("/models", {"model": NAME}).status == 400
+        assert server.send("/models/unload", {"model": NAME}).json == {"success": True}
+        thread.join(60)
+        assert found[-1]["data"] == {"error": "it was cancelled"}
+        assert ended.wait(30)
+        assert catalogue.names() == []

@@ -20,13 +20,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamacli.errors import PluginError
 from llamacli.serve.errors import MethodError, NotFoundError, ServeError
-from llamacli.serve.http.call import Call, Endpoint, Server
+from llamacli.serve.http.call import Call
+from llamacli.serve.http.endpoint import Endpoint
 from llamacli.serve.http.errors import error_body, headers_of
 from llamacli.serve.http.middleware import wrap
 from llamacli.serve.http.page import Page
 from llamacli.serve.http.routes import APIS, ROUTES, ApiRoute
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import to_json
+from llamacli.serve.http.state import Server
 from llamacli.serve.http.tracing import Traces, traces_of_environment
 from llamacli.serve.requests import Engine
 

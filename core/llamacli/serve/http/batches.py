@@ -14,10 +14,11 @@ import attrs
 
 from llamacli.serve.errors import BadRequestError, ServeError, ShuttingDownError, StorageFullError
 from llamacli.serve.http.bodies import parse
-from llamacli.serve.http.call import Endpoint, Server
+from llamacli.serve.http.endpoint import Endpoint
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.inner import Exchange
 from llamacli.serve.http.routes import ROUTES
+from llamacli.serve.http.state import Server
 from llamacli.serve.store import new_id
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -19,10 +18,7 @@ import attrs
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
-from llamacli.errors import LlamaCliError
 from llamacli.model import Model
-from llamacli.serve.catalogue import Catalogue
-from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -30,24 +26,20 @@ from llamacli.serve.errors import (
     LoadingError,
     MediaTypeError,
     ServeError,
-    UnknownModelError,
 )
 from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.errors import as_serve_error
-from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.inner import Exchange
-from llamacli.serve.http.jobs import Jobs
-from llamacli.serve.http.keys import ApiKey, Keys
+from llamacli.serve.http.keys import ApiKey
 from llamacli.serve.http.middleware import send_error, send_response
-from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.schemas.foreign import unknown_fields
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import PING, SSE_HEADERS, to_json
+from llamacli.serve.http.state import Server
 from llamacli.serve.requests import (
     Admitted,
     Done,
-    Engine,
     Event,
     Failed,
     Finished,
@@ -57,8 +49,6 @@ from llamacli.serve.requests import (
     Stream,
     TextDelta,
 )
-from llamacli.serve.store import Store
-from llamacli.tools.mcp import McpServers
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -91,104 +81,6 @@ class DisconnectedError(Exception):
     """The client has closed the connection."""
 
 
-@attrs.define(eq=False)
-class Server:
-    """Engine, settings and threads of the endpoints.
-
-    `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
-    `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
-    and schemas, which may take longer.
-    `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
-    leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys, `mcp` runs tools of
-    local servers.
-    """
-
-    engine: Engine
-    settings: HttpSettings
-    pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
-    long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
-    pictures: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-picture"))
-    compilers: Compilers = attrs.field(factory=Compilers)
-    metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
-    unknown: set[str] = attrs.field(factory=set)
-    props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
-    jobs: Jobs = attrs.field(factory=Jobs)
-    catalogue: Catalogue | None = attrs.field(init=False)
-    keys: Keys = attrs.field(init=False)
-    store: Store = attrs.field(init=False)
-    mcp: McpServers = attrs.field(init=False)
-
-    @catalogue.default
-    def _catalogue(self) -> Catalogue | None:
-        return None if self.settings.catalogue is None else Catalogue(self.settings.catalogue)
-
-    @keys.default
-    def _keys(self) -> Keys:
-        return Keys(self.settings.api_keys, self.settings.api_key_file)
-
-    @store.default
-    def _store(self) -> Store:
-        return Store(self.settings.data, self.settings.store_size, self.settings.store_age)
-
-    @mcp.default
-    def _mcp(self) -> McpServers:
-        return McpServers(self.settings.mcp)
-
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in the pool."""
-        call = functools.partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.pool, call)
-
-    async def reload(self) -> None:
-        """Read the sources of models again.
-
-        Those in use go on until they are idle. Raises BadRequestError if they cannot be read, and then nothing changes.
-        """
-        if self.settings.sources is None:
-            return
-        try:
-            sources = await self.run(self.settings.sources)
-        except (LlamaCliError, OSError) as error:
-            raise BadRequestError(f"the models cannot be read again: {error}") from error
-        self.engine.offer(sources)
-
-    def find_model(self, name: str | None) -> ModelInfo:
-        """Model of a name or alias; the first one for no name.
-
-        Raises UnknownModelError.
-        """
-        models = self.engine.models()
-        wanted = (name or "").removesuffix(":latest")
-        for info in models:
-            if wanted in (info.name, *info.aliases, *(alias.removesuffix(":latest") for alias in info.aliases)):
-                return self._described(info)
-        if models and (not name or self.settings.any_model):
-            return self._described(models[0])
-        known = ", ".join(repr(info.name) for info in models)
-        raise UnknownModelError(f"the model {name!r} does not exist; the server has {known}")
-
-    def _described(self, info: ModelInfo) -> ModelInfo:
-        scales, template = [scale for _, scale in info.adapter_scales], self.settings.template
-        defaults: dict[str, Any] = {**self.settings.sampling, "max_tokens": self.settings.max_tokens}
-        if not self.settings.reasoning:
-            defaults["reasoning"] = False
-        if info.preset is not None:
-            defaults["preset"] = info.preset
-        changed = [f"{name} {value}" for name, value in sorted(defaults.items()) if value is not None]
-        if not any(scales) and template is None and not changed:
-            return info
-        digest = hashlib.sha256(" ".join([f"{scales} {template}", *changed]).encode()).hexdigest()
-        return attrs.evolve(info, fingerprint=f"{info.fingerprint}-{digest[:8]}")
-
-    def close(self) -> None:
-        """End the threads, and close the store."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        self.long_texts.shutdown(wait=False, cancel_futures=True)
-        self.pictures.shutdown(wait=False, cancel_futures=True)
-        self.compilers.close()
-        self.store.close()
-
-
 class Call:
     """Call of an endpoint: one HTTP request and its response."""
 
@@ -200,6 +92,7 @@ class Call:
         self.key = self.owner = ""
         self.api_key: ApiKey | None = None
         self.background = False
+        self.stream_of_events: Stream | None = None
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self._receive, self._send = receive, send
         self._body_read = False
@@ -218,21 +111,6 @@ class Call:
     def started(self) -> bool:
         """True once the response has begun."""
         return self.access.status is not None
-
-    def settings_of(self, info: ModelInfo) -> HttpSettings:
-        """Settings of the server, with a model's own defaults."""
-        settings, preset = self.settings, info.preset
-        if preset is None:
-            return settings
-        return attrs.evolve(
-            settings,
-            template=preset.template or settings.template,
-            sampling={**settings.sampling, **preset.sampling},
-            seed=settings.seed if preset.seed is None else preset.seed,
-            max_tokens=settings.max_tokens if preset.max_tokens is None else preset.max_tokens,
-            system=preset.system,
-            stop=preset.stop,
-        )
 
     def page(self, most: int = 100) -> dict[str, Any]:
         """Options of a page: `limit`, `after` and `ascending`.
@@ -431,6 +309,7 @@ class Call:
         DisconnectedError.
         """
         stream = self.server.engine.submit(attrs.evolve(request, background=True) if self.background else request)
+        self.stream_of_events = stream
         self._release()  # the request itself keeps its model, and its reader may be slow
         cancel = functools.partial(_cancel, stream)
         self._gone.add_done_callback(cancel)
@@ -601,43 +480,3 @@ async def _in_thread(pool: ThreadPoolExecutor, call: Callable[[], T]) -> T:
 def _cancel(stream: Stream, gone: asyncio.Task[None]) -> None:
     if not gone.cancelled():
         stream.cancel()
-
-
-class Endpoint:
-    """ASGI app of a route.
-
-    Checks the key, unless it is `public`, gives the handler the body as its second argument is annotated, and turns
-    exceptions into responses. One that is `queued` refuses requests before their body is read while the engine has no
-    room for any.
-    """
-
-    def __init__(self, route: ApiRoute, server: Server):
-        self._route, self._server = route, server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        route = self._route
-        if route.error_body is not None:
-            scope["state"]["error_body"] = route.error_body
-        call = Call(self._server, scope, receive, send)
-        try:
-            if not route.public:
-                call.check_key()
-            handler, kind = loaded(route.handler)
-            limited = route.queued and "exchange" not in scope["state"]  # those of a batch have begun already
-            with self._server.keys.admitted(call.api_key if limited else None):
-                if route.queued and not call.background:
-                    self._server.engine.expect_room()
-                await (handler(call) if kind is None else handler(call, await call.body(kind)))
-        except DisconnectedError:
-            return
-        except Exception as error:
-            failure = as_serve_error(error, call.request_id)
-            call.access.fields["error"] = failure.code or failure.type
-            if not call.started:
-                await call.discard_body()
-                await call.fail(failure)
-        finally:
-            call.close()
-            fields = call.access.fields
-            self._server.metrics.count(route.name, call.access.status, fields.get("finish", ""), fields.get("key"))

@@ -30,6 +30,8 @@ from llamacli.serve.http.schemas.completions import CompletionRequest
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo
 
+UNLIMITED = 1 << 30
+"""Tokens of a budget of reasoning that only a command ends."""
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion without a limit, as in OpenAI's API."""
 
@@ -57,7 +59,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     if request.stream_options is not None and not request.stream:
         raise BadRequestError("stream_options: it is for streams only", "stream_options")
     info, model = await call.model(request.model)
-    settings = call.settings_of(info)
+    settings = call.server.settings_of(info)
     n_top = _n_top(request)
     reply, contents, echoes = None, None, bool(request.echo)
     tiles: Mapping[int, tuple[Tile, int]] = {}
@@ -149,7 +151,7 @@ def generation_settings(request: Generation, generation: GenerationRequest) -> d
 async def rendered(call: Call, request: ChatRequest, info: ModelInfo, model: Model, *, fits: bool = True) -> Prompt:
     """Prompt of a chat, with its pictures; see `chat_prompt`."""
     pictures = await layouts(call, request.messages, model, info)
-    return await call.compute(chat_prompt, request, model, info, call.settings_of(info), pictures, fits=fits)
+    return await call.compute(chat_prompt, request, model, info, call.server.settings_of(info), pictures, fits=fits)
 
 
 def _expect_text_only(request: CompletionRequest) -> None:
@@ -237,6 +239,8 @@ def sampling_params(
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after
     given["reasoning_markers"], given["n_probs"] = constraint.markers, n_probs
+    if getattr(request, "reasoning_control", None) and given.get("reasoning_budget", -1) < 0:
+        given["reasoning_budget"] = UNLIMITED
     given["post_sampling_probs"] = bool(getattr(request, "post_sampling_probs", None))
     try:
         return params_with_defaults(given, model.metadata, n_ctx, model.find_sampler)

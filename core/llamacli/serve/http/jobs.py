@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,6 +11,8 @@ import attrs
 
 from llamacli.serve.errors import QueueFullError
 
+MAX_EVENTS = 1000
+"""Events that are kept."""
 MAX_JOBS = 1000
 """Tasks at once."""
 
@@ -23,6 +26,28 @@ class Job:
 
     task: asyncio.Task[None]
     shown: Callable[[], dict[str, Any]] | None = None
+
+
+def job_of(name: str) -> str:
+    """Name of the task that downloads a model."""
+    return f"download {name}"
+
+
+class Events:
+    """Last events of models, numbered, for streams that begin at any time."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._last: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+
+    def add(self, model: str, kind: str, data: dict[str, Any]) -> None:
+        """Add an event in llama-server's form."""
+        self.n += 1
+        self._last.append({"model": model, "event": kind, "data": data})
+
+    def since(self, n: int) -> list[dict[str, Any]]:
+        """Events after the first n, of those that are kept."""
+        return [*self._last][max(0, len(self._last) - (self.n - n)) :] if n < self.n else []
 
 
 class Jobs:

@@ -119,6 +119,23 @@ class DefaultParams(sampling_struct(*PARAMETERS), Schema, kw_only=True):  # type
     max_tokens: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
 
 
+class Control(Schema, kw_only=True):
+    """Request of `/v1/chat/completions/control`: a command to a running reply, by its id."""
+
+    id: str
+    action: Literal["reasoning_end"]
+    model: str | None = None
+
+
+async def control(call: Call, request: Control) -> None:
+    """End the reasoning of a running reply with `reasoning_control`."""
+    stream = call.server.controlled.get((call.owner, request.id.removeprefix("chatcmpl-")))
+    if stream is not None and stream.end_reasoning():
+        await call.respond({"success": True})
+        return
+    await call.respond({"success": False, "message": "no reply with reasoning_control runs under this id"})
+
+
 async def completion(call: Call, request: NativeRequest) -> None:
     """Continue texts, whole or as a stream."""
     if request.n_predict is None and request.max_tokens is None and call.settings.max_tokens is None:

@@ -32,7 +32,7 @@ from llamacli.util.sampling_params import PARAMETERS, SAMPLERS, Parameter
 async def tokenize(call: Call, request: TokenizeRequest) -> None:
     """Token ids of a text or of a conversation."""
     info, model = await call.model(request.model)
-    tokens = await call.compute(_tokenized, request, model, call.settings_of(info))
+    tokens = await call.compute(_tokenized, request, model, call.server.settings_of(info))
     result: dict[str, Any] = {"tokens": tokens}
     if request.content is None:
         result |= {"count": len(tokens), "max_model_len": info.n_ctx}
@@ -65,7 +65,7 @@ async def tokenizer_info(call: Call) -> None:
             ("pad", tokenizer.pad_id),
         )
     }
-    template = call.settings_of(info).template or own_templates(model.metadata).get("default")
+    template = call.server.settings_of(info).template or own_templates(model.metadata).get("default")
     await call.respond({**texts, "model_max_length": info.n_ctx, "chat_template": template})
 
 
@@ -99,7 +99,7 @@ def _role(call: Call) -> dict[str, Any]:
 async def _props(call: Call) -> dict[str, Any]:
     info, model = await call.model(call.wanted_model)
     n_ctx = info.n_ctx or model.config.n_ctx
-    settings = call.settings_of(info)
+    settings = call.server.settings_of(info)
     params = attrs.asdict(sampling_params(settings, Sampling(), model, n_ctx, FREE))
     params["seed"] = -1 if settings.seed is None else settings.seed
     template = settings.template or own_templates(model.metadata).get("default", "")

@@ -152,7 +152,7 @@ async def show(call: Call, request: OllamaName) -> None:
     capabilities = ["completion"]
     capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
     capabilities += ["vision"] * info.sees
-    settings, preset = call.settings_of(info), info.preset or Preset()
+    settings, preset = call.server.settings_of(info), info.preset or Preset()
     template = settings.template or own_templates(model.metadata).get("default", "")
     if template:
         codec = await call.server.run(codec_of, model, settings.template, False)
@@ -276,7 +276,7 @@ async def _check(call: Call, request: OllamaBase) -> None:
 async def _has_template(call: Call, name: str) -> bool:
     info, model = await call.model(name)
     try:
-        await call.server.run(codec_of, model, call.settings_of(info).template, False)
+        await call.server.run(codec_of, model, call.server.settings_of(info).template, False)
     except BadRequestError:
         return False
     return True

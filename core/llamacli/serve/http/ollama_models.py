@@ -28,6 +28,7 @@ from llamacli.serve.http.errors import ollama_body
 from llamacli.serve.http.schemas.foreign import unknown_fields
 from llamacli.serve.http.schemas.ollama import SAMPLING, OllamaCopy, OllamaCreate, OllamaOptions, OllamaTarget
 from llamacli.serve.http.sse import NDJSON_HEADERS, line
+from llamacli.serve.http.state import Server
 from llamacli.serve.requests import Preset
 
 _log = logging.getLogger(__name__)
@@ -35,12 +36,12 @@ _log = logging.getLogger(__name__)
 Tell = Callable[[dict[str, Any]], None]
 
 _GO_TEMPLATE = ("{{ .", "{{.", "{{- .", "{{-.", "{{ if ", "{{- if ", "{{ range ", "{{- range ")
-_TICK_S = 0.2
+TICK_S = 0.2
 """Seconds between two lines of progress."""
 
 
-class _LeftError(Exception):
-    """The client has left."""
+class WorkEndedError(Exception):
+    """Nobody waits for the work any more."""
 
 
 async def pull(call: Call, request: OllamaTarget) -> None:
@@ -48,23 +49,26 @@ async def pull(call: Call, request: OllamaTarget) -> None:
 
     A second one of the same name waits for the first, whose files it finds, or goes on with them if that one failed.
     """
-    catalogue, name = _catalogue(call), _name(request.model or request.name)
+    catalogue, name = catalogue_of(call.server), model_name(request.model or request.name)
 
-    def work(tell: Tell) -> None:
-        tell({"status": "pulling manifest"})
-        sizes: dict[str, int] = {}
+    await _run(call, request.stream, name, partial(pulled, catalogue, name), joins=True)
 
-        def progress(file: str, done: int, total: int) -> None:
-            if total:
-                sizes[file] = total
-                tell({"status": f"pulling {file}", "digest": file, "total": total, "completed": done})
 
-        paths = fetch(reference(name), catalogue.hub, progress)
-        tell({"status": "verifying the file"})
-        expect_gguf(paths[0])
-        catalogue.write(name, Manifest([catalogue.relative(path) for path in paths]))
+def pulled(catalogue: Catalogue, name: str, tell: Tell) -> None:
+    """Download a model of the hub into the catalogue.
 
-    await _run(call, request.stream, name, work, joins=True)
+    Raises HubError, ModelFormatError, OSError.
+    """
+    tell({"status": "pulling manifest"})
+
+    def progress(file: str, done: int, total: int) -> None:
+        if total:
+            tell({"status": f"pulling {file}", "digest": file, "total": total, "completed": done})
+
+    paths = fetch(reference(name), catalogue.hub, progress)
+    tell({"status": "verifying the file"})
+    expect_gguf(paths[0])
+    catalogue.write(name, Manifest([catalogue.relative(path) for path in paths]))
 
 
 async def create(call: Call, given: OllamaCreate) -> None:
@@ -72,7 +76,7 @@ async def create(call: Call, given: OllamaCreate) -> None:
 
     It has defaults and adapters of its own, or another type.
     """
-    catalogue, name = _catalogue(call), _name(given.model or given.name)
+    catalogue, name = catalogue_of(call.server), model_name(given.model or given.name)
     request = given if given.modelfile is None else _of_modelfile(given)
     if (request.base is None) == (not request.files):
         raise BadRequestError("from: give the name of a model, or files", "from", "missing_required_parameter")
@@ -102,25 +106,30 @@ async def create(call: Call, given: OllamaCreate) -> None:
 
 async def copy(call: Call, request: OllamaCopy) -> None:
     """Give a model of the catalogue another name besides."""
-    catalogue, source, name = _catalogue(call), _name(request.source), _name(request.destination)
+    catalogue, source, name = catalogue_of(call.server), model_name(request.source), model_name(request.destination)
     _expect(catalogue, source)
-    await call.server.run(_claimed, catalogue, name, lambda: catalogue.copy(source, name))
+    await call.server.run(claimed, catalogue, name, lambda: catalogue.copy(source, name))
     call.server.engine.add(catalogue.source(name))
     await call.respond({})
 
 
 async def delete(call: Call, request: OllamaTarget) -> None:
     """Delete a model of the catalogue; its requests that run go on."""
-    catalogue, name = _catalogue(call), _name(request.model or request.name)
+    await deleted(call.server, model_name(request.model or request.name))
+    await call.respond({})
+
+
+async def deleted(server: Server, name: str) -> None:
+    """Delete a model of the catalogue. Raises UnknownModelError, NotSupportedError."""
+    catalogue = catalogue_of(server)
     _expect(catalogue, name)
 
     def work() -> None:
         catalogue.delete(name)
         with contextlib.suppress(UnknownModelError):  # its file was damaged at the start
-            call.server.engine.remove(name)
+            server.engine.remove(name)
 
-    await call.server.run(_claimed, catalogue, name, work)
-    await call.respond({})
+    await server.run(claimed, catalogue, name, work)
 
 
 async def push(call: Call, request: OllamaTarget) -> None:
@@ -130,13 +139,13 @@ async def push(call: Call, request: OllamaTarget) -> None:
 
 async def has_blob(call: Call) -> None:
     """Status 200 for a blob that is there, else 404."""
-    path = _blob_path(_catalogue(call), call.path_params["digest"])
+    path = _blob_path(catalogue_of(call.server), call.path_params["digest"])
     await call.respond_bytes(b"", "application/octet-stream", 200 if path.is_file() else 404)
 
 
 async def add_blob(call: Call) -> None:
     """Take a file of any size, whose digest is in the path."""
-    catalogue, digest = _catalogue(call), call.path_params["digest"]
+    catalogue, digest = catalogue_of(call.server), call.path_params["digest"]
     _blob_path(catalogue, digest)
     found = hashlib.sha256()
     with _reported(), catalogue.new_blob(digest) as blob, blob.path.open("wb") as file:
@@ -150,19 +159,31 @@ async def add_blob(call: Call) -> None:
 # --- parts of requests
 
 
-def _catalogue(call: Call) -> Catalogue:
-    if call.server.catalogue is None:
+def catalogue_of(server: Server) -> Catalogue:
+    """Catalogue of a server; NotSupportedError without one."""
+    if server.catalogue is None:
         raise NotSupportedError("this server has no catalogue of models; start it with --catalogue DIR")
-    return call.server.catalogue
+    return server.catalogue
 
 
-def _name(given: str | None) -> str:
+def model_name(given: str | None) -> str:
+    """Name of a model, which is never a path. Raises BadRequestError."""
     if given is None:
         raise BadRequestError("model: it is required", "model", "missing_required_parameter")
     try:
         return checked_name(given)
     except InvalidRequestError as error:
         raise BadRequestError(str(error), "model") from None
+
+
+def expect_new(server: Server, name: str) -> None:
+    """Check that no model of the start has a name.
+
+    Raises BadRequestError.
+    """
+    infos = server.engine.models()
+    if not catalogue_of(server).has(name) and any(name in (info.name, *info.aliases) for info in infos):
+        raise BadRequestError(f"the model {name!r} was named when the server was started", "model")
 
 
 def _expect(catalogue: Catalogue, name: str) -> None:
@@ -211,7 +232,7 @@ def _origin(call: Call, catalogue: Catalogue, request: OllamaCreate) -> tuple[li
         if len(blobs) > 1:
             raise BadRequestError("files: give one GGUF file", "files")
         return blobs, Manifest([])
-    name = _name(request.base)
+    name = model_name(request.base)
     if catalogue.has(name):
         manifest = catalogue.read(name)
         return [catalogue.folder / file for file in manifest.files], manifest
@@ -265,9 +286,13 @@ def _expect_template(template: str) -> None:
 # --- work in a thread
 
 
-def _claimed(
+def claimed(
     catalogue: Catalogue, name: str, work: Callable[[], None], waiting: Callable[[], None] | None = None
 ) -> None:
+    """Do work on a model that nothing else changes meanwhile.
+
+    `waiting` is called while something does.
+    """
     with _reported(), catalogue.claimed(name, waiting):
         work()
 
@@ -324,18 +349,17 @@ async def _run(
     With `joins` it waits while another request changes the model, else it is refused then. A client that leaves ends
     the work where it next tells of its progress.
     """
-    catalogue, engine, loop = _catalogue(call), call.server.engine, asyncio.get_running_loop()
-    if not catalogue.has(name) and any(name in (info.name, *info.aliases) for info in engine.models()):
-        raise BadRequestError(f"the model {name!r} was named when the server was started", "model")
+    catalogue, engine, loop = catalogue_of(call.server), call.server.engine, asyncio.get_running_loop()
+    expect_new(call.server, name)
     states: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     left = threading.Event()
     told: dict[str, float] = {}
 
     def tell(state: dict[str, Any]) -> None:
         if left.is_set():
-            raise _LeftError
+            raise WorkEndedError
         now, done = time.monotonic(), state.get("completed") == state.get("total")
-        if done or now - told.get(state["status"], 0) >= _TICK_S:
+        if done or now - told.get(state["status"], 0) >= TICK_S:
             told[state["status"]] = now
             loop.call_soon_threadsafe(states.put_nowait, state)
 
@@ -345,7 +369,7 @@ async def _run(
 
     async def events() -> AsyncIterator[dict[str, Any]]:
         waiting = partial(tell, {"status": "waiting for another pull of it"}) if joins else None
-        done = loop.run_in_executor(pool, _claimed, catalogue, name, partial(work, tell), waiting)
+        done = loop.run_in_executor(pool, claimed, catalogue, name, partial(work, tell), waiting)
         done.add_done_callback(ended)
         while (state := await call.unless_gone(states.get())) is not None:
             yield state

@@ -51,9 +51,9 @@ async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, inf
 async def pictured_prompt(
     call: Call, prompt: PromptText, model: Model, info: ModelInfo, *, add_special: bool, parse_special: bool
 ) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
-    """Content keys of a prompt with pictures in the places of `MARKER`, as of `prompt_of_pictures`.
+    """Content keys of a prompt with pictures, as of `prompt_of_pictures`.
 
-    Raises BadRequestError, PromptTooLongError.
+    They stand in the places of `MARKER`. Raises BadRequestError, PromptTooLongError.
     """
     texts, data = (prompt.prompt_string or "").split(MARKER), prompt.multimodal_data or []
     if not info.sees:
@@ -114,7 +114,10 @@ def _picture_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Conte
 
 
 def _file(folder: Path | None, name: str, place: str) -> bytes:
-    """Bytes of a file in a folder, whatever `..` and links its name has."""
+    """Bytes of a file in a folder; BadRequestError for others.
+
+    Neither `..` nor links lead out of it.
+    """
     if folder is None:
         raise BadRequestError(f"{place}: files are not read; see --media-path", place, "unsupported_content")
     try:

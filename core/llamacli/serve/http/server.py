@@ -19,9 +19,9 @@ import uvicorn
 
 from llamacli.errors import InvalidRequestError
 from llamacli.serve.http.app import app_of
-from llamacli.serve.http.call import Server
 from llamacli.serve.http.heads import HeadTimeout
 from llamacli.serve.http.settings import HttpSettings
+from llamacli.serve.http.state import Server
 from llamacli.serve.requests import Engine
 
 KEEP_ALIVE_S = 75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,23 @@ async def chat_completions(call: Call, request: ChatRequest) -> None:
     """Reply to a conversation, whole or as a stream."""
     made = await prepared(call, request)
     async with call.run(made.generation) as events:
-        await answer(call, events, ChatShapes(request, made), stream=bool(request.stream))
+        with _controlled(call, request):
+            await answer(call, events, ChatShapes(request, made), stream=bool(request.stream))
+
+
+@contextlib.contextmanager
+def _controlled(call: Call, request: ChatRequest) -> Iterator[None]:
+    """Registration of a running reply that takes commands, by its id."""
+    name, stream, known = (call.owner, call.request_id), call.stream_of_events, call.server.controlled
+    if not request.reasoning_control or stream is None:
+        yield
+        return
+    known[name] = stream
+    try:
+        yield
+    finally:
+        if known.get(name) is stream:
+            del known[name]
 
 
 class ChatShapes(Shapes):

@@ -7,6 +7,7 @@ from typing import Any
 
 from llamacli.serve.errors import UnknownModelError
 from llamacli.serve.http.call import Call
+from llamacli.serve.http.jobs import job_of
 from llamacli.serve.http.schemas.foreign import Schema
 from llamacli.serve.http.sse import event
 from llamacli.serve.requests import ModelInfo
@@ -41,6 +42,8 @@ async def model(call: Call) -> None:
 async def events(call: Call) -> None:
     """Stream of the models' states, as llama-server's events."""
     seen: dict[str, dict[str, Any]] = {}
+    others = call.server.events
+    n_others = others.n
     async with call.stream() as write:
         while call.server.engine.stats().status != "draining":
             present = {info.name: _status(info) for info in call.server.engine.models()}
@@ -51,7 +54,9 @@ async def events(call: Call) -> None:
                     )
             for name in seen.keys() - present.keys():
                 await write(event({"model": name, "event": "model_remove"}))
-            seen = present
+            seen, new, n_others = present, others.since(n_others), others.n
+            for one in new:
+                await write(event(one))
             await call.unless_gone(asyncio.sleep(EVENT_INTERVAL_S))
 
 
@@ -62,7 +67,11 @@ async def load(call: Call, request: ModelName) -> None:
 
 
 async def unload(call: Call, request: ModelName) -> None:
-    """Unload a model that is not in use, as llama-server's router."""
+    """Unload a model that is not in use, or end its download."""
+    if call.server.jobs.get(job_of(request.model)) is not None:
+        await call.server.jobs.cancel(job_of(request.model))
+        await call.respond({"success": True})
+        return
     call.server.engine.unload(_known(call, request.model).name)
     await call.respond({"success": True})
 

@@ -13,7 +13,7 @@ from llamacli.serve.errors import (
     QueueTimeoutError,
     ShuttingDownError,
 )
-from llamacli.serve.http.call import Call, Server
+from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.generation import prepared
 from llamacli.serve.http.inner import Exchange
@@ -33,6 +33,7 @@ from llamacli.serve.http.schemas.chat import (
 )
 from llamacli.serve.http.schemas.common import ResponseFormat, Sampling, SchemaFormat
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
+from llamacli.serve.http.state import Server
 from llamacli.serve.requests import Done
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from llamacli.serve.errors import ConflictError, NotSupportedError, UnknownObjectError
-from llamacli.serve.http.call import Call, Server
+from llamacli.serve.http.call import Call
 from llamacli.serve.http.openai.history import shown_items
 from llamacli.serve.http.openai.responses import start_background
 from llamacli.serve.http.schemas.responses import ConversationChange, ConversationRequest, ItemsRequest
+from llamacli.serve.http.state import Server
 from llamacli.serve.store import Found, Object, object_id, shown_page
 
 

@@ -116,8 +116,9 @@ class ChatRequest(Generation, kw_only=True):
 
     With `continue_final_message` the reply continues the last message, its reasoning if it has no content or if that is
     named; with `echo` it begins with that message's text.
-    `documents` is a variable of the template. `include_reasoning` false leaves reasoning out of the response;
-    `reasoning_format` of llama.cpp may be any that has it apart.
+    `documents` is a variable of the template. `include_reasoning` false leaves reasoning out of the response; with
+    `reasoning_control` a request to `/v1/chat/completions/control` may end it. `reasoning_format` may be any of
+    llama.cpp's that has it apart.
     """
 
     foreign: ClassVar[Foreign] = {
@@ -144,5 +145,6 @@ class ChatRequest(Generation, kw_only=True):
     documents: list[Any] | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_control: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None

@@ -65,7 +65,7 @@ _PEER: Foreign = {
     **dict.fromkeys(("grammar_lazy", "grammar_triggers", "preserved_tokens", "chat_format"),
                     Refused("grammars of tool calls are made by the server")),
     "reasoning_format": "it is for chats",
-    "reasoning_control": Refused("a running reply takes no commands"),
+    "reasoning_control": Refused("it is for chats"),
     "generation_prompt": Refused("the template writes it"),
     "parse_tool_calls": Refused("calls are always parsed", (True,)),
 }  # fmt: skip
