@@ -59,7 +59,7 @@ class _Entry:
     def has(self, n: int, layout: KVLayout) -> bool:
         """True if a sequence can go on after the first `n` tokens."""
         groups = zip(layout.groups, self.first_cells, strict=False)  # their number is checked when the file is loaded
-        return n == len(self.tokens) or not layout.recurrent and all(group.has(n, first) for group, first in groups)
+        return n == len(self.tokens) or (not layout.recurrent and all(group.has(n, first) for group, first in groups))
 
 
 def _kind(sequence: KVSequence) -> _Kind:
