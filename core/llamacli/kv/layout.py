@@ -101,7 +101,7 @@ class Group:
         return self.window is not None or self.chunk is not None
 
     def has(self, position: int, first: int) -> bool:
-        """True if all that a token at `position` attends to is in the cells from `first` on."""
+        """True if the cells from `first` on are enough for `position`."""
         return not self.evicts or self.first_seen(position) >= first
 
     def first_seen(self, position: int) -> int:
