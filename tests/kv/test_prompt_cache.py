@@ -67,6 +67,23 @@ def test_a_prefix_survives_the_process(variant: str, load: Load, folder: Path) -
     np.testing.assert_array_equal(logits, expected[1])
 
 
+@pytest.mark.parametrize("variant", ["gqa", "gemma2", "gemma3"])
+@pytest.mark.parametrize("n_more", [0, 1, 3])
+def test_a_prompt_is_found_again_after_its_reply(variant: str, n_more: int, load: Load) -> None:
+    """With sliding windows, from what its window still has."""
+    with load(variant) as model, model.create_session(n_ctx=200) as session:
+        session.eval(TEXT[:120])
+        for token in TEXT[120 : 120 + n_more]:
+            session.eval([token])
+    with load(variant) as model:
+        n, logits = evaluated(model, TEXT[:120])
+    with load(variant) as model:
+        model.prompt_cache = None
+        expected = evaluated(model, TEXT[:120])
+    assert (n, expected[0]) == (119, 0)
+    np.testing.assert_array_equal(logits, expected[1])
+
+
 def test_only_prefixes_of_the_same_kind_are_used(load: Load, folder: Path) -> None:
     with load() as model:
         evaluated(model, TEXT)

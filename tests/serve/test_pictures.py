@@ -356,7 +356,7 @@ def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
         assert [text_of(one) for one in asked] == [adapted, plain] * 2
 
 
-@pytest.mark.parametrize("name", ["idefics3", "qwen3vl"])  # of sliding windows only the end of a text is written
+@pytest.mark.parametrize("name", NAMES)
 def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     question = "What is it? " * 8  # longer than the shortest prefix that is written
     settings: dict[str, Any] = {"prompt_cache": (str(tmp_path / "prompts"), 1 << 30)}

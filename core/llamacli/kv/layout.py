@@ -100,6 +100,10 @@ class Group:
         """True if cells outside of the window or chunk are evicted."""
         return self.window is not None or self.chunk is not None
 
+    def has(self, position: int, first: int) -> bool:
+        """True if the cells from `first` on are enough for `position`."""
+        return not self.evicts or self.first_seen(position) >= first
+
     def first_seen(self, position: int) -> int:
         """First position that a token at `position` attends to."""
         first = 0 if self.window is None else max(0, position - self.window + 1)

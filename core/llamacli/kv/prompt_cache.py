@@ -22,6 +22,7 @@ import attrs
 
 from llamacli.errors import ClosedError, OutOfMemoryError, StateError
 from llamacli.kv import snapshot
+from llamacli.kv.layout import KVLayout
 from llamacli.kv.prefixes import PrefixIndex, n_common
 from llamacli.kv.sequence import KVSequence
 from llamacli.util.files import make_own_folder, open_own
@@ -47,12 +48,18 @@ _Kind = tuple[object, ...]
 class _Entry:
     """File of the cache.
 
-    `kind` is what equal tokens must have in common to have equal cells.
+    `kind` is what equal tokens must have in common to have equal cells; `first_cells` are those of `KVSequence`.
     """
 
     path: Path
     kind: _Kind
     tokens: list[int]
+    first_cells: list[int]
+
+    def has(self, n: int, layout: KVLayout) -> bool:
+        """True if a sequence can go on after the first `n` tokens."""
+        groups = zip(layout.groups, self.first_cells, strict=False)  # their number is checked when the file is loaded
+        return n == len(self.tokens) or (not layout.recurrent and all(group.has(n, first) for group, first in groups))
 
 
 def _kind(sequence: KVSequence) -> _Kind:
@@ -155,9 +162,7 @@ class PromptCache:
             if len(entry.tokens) > like.seq_len:
                 continue
             n = min(most, n_common(entry.tokens, given))
-            if (layout.recurrent or layout.has_windows) and n != len(entry.tokens):
-                continue  # states and windows are there for the last tokens only
-            if n > best_n:
+            if n > best_n and entry.has(n, layout):
                 best, best_n = entry, n
         return best
 
@@ -177,7 +182,7 @@ class PromptCache:
                 header, tokens = snapshot.read_head(file)
             (saved,) = header["sequences"]
             kind = header["identity"], header["k"], header["v"], saved["rope_variant"], saved.get("adapters", "")
-            return _Entry(path, (header["extra"]["version"], *kind), tokens)
+            return _Entry(path, (header["extra"]["version"], *kind), tokens, [int(n) for n in saved["first_cells"]])
         except OSError as error:
             _log.info("the prompt cache %s is not used: %s", path, error)
         except (StateError, KeyError, TypeError, ValueError) as error:

@@ -255,7 +255,7 @@ class KVSequence:
         if self._recurrent is not None and 0 < n < len(self.tokens) and n != self.n_kept:
             return False
         groups = zip(self.pool.layout.groups, self.first_cells, strict=True)
-        return n == 0 or all(not group.evicts or group.first_seen(n) >= first for group, first in groups)
+        return n == 0 or all(group.has(n, first) for group, first in groups)
 
     @locked
     def fork(self) -> KVSequence:
