@@ -4,7 +4,7 @@ DeepSeek-AI 2025 (arXiv:2512.02556), Z.ai 2026. The rest is DeepSeek-V3. Small q
 beside the latent ones, score the cells; in GLM-5.2, only some layers choose, and those behind them read the same cells.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -20,18 +20,55 @@ _ALL_CHOOSE_BELOW = 1 << 20
 """Context length below which all layers choose in files that do not say: GLM-5 and 5.1."""
 
 
+@attrs.frozen
+class Indexer:
+    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide, which `rope` rotates."""
+
+    n_head: int
+    dim: int
+    rope: Rope
+    n_chosen: int
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata, architecture: str, rope: Rope) -> Self:
+        """Read the keys `{architecture}.attention.indexer.*`."""
+
+        def count(key: str, minimum: int = 1) -> int:
+            return metadata.get_int(f"{architecture}.attention.indexer.{key}", minimum=minimum, maximum=1 << 16)
+
+        return cls(count("head_count"), count("key_length", rope.n_dims), attrs.evolve(rope, first=0), count("top_k"))
+
+    def add_tensors(self, block: TensorTable, n_embd: int, rank_q: int, *, unused: bool = False) -> None:
+        """Add its tensors; `unused` ones are not read."""
+        shapes = {
+            "k_norm": (self.dim,),
+            "proj": (self.n_head, n_embd),
+            "attn_k": (self.dim, n_embd),
+            "attn_q_b": (self.n_head * self.dim, rank_q),
+        }
+        for name, shape in shapes.items():
+            if not unused:
+                block.add(f"indexer.{name}", *shape, needs_bias=name == "k_norm")
+                continue
+            for kind in ("weight", "bias") if name == "k_norm" else ("weight",):
+                block.add_unused(f"indexer.{name}", *shape, kind=kind)
+
+    def choose(self, g: Graph, block: Params, h: Value, h_q: Value) -> Any:
+        """Choice of the cells by the input of attention and compressed queries."""
+        q = g.rope(g.linear(h_q, block.indexer_attn_q_b), self.rope, self.dim)
+        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, _NORM_EPS)
+        index = g.store(g.rope(k, self.rope, self.dim), None, head_dim=self.dim)
+        return g.select(q, index, self.n_chosen, weights=g.linear(h, block.indexer_proj))
+
+
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class SparseConfig(DeepSeek2Config):
     """Hyperparameters of latent attention with an indexer.
 
-    `n_chosen` cells are chosen by `n_index` queries, `index_dim` wide, which `index_rope` rotates. `chooses` by layer:
-    False reads the cells that the layer before reads.
+    `chooses` by layer: False reads the cells that the layer before reads.
     """
 
-    n_index: int
-    index_dim: int
-    index_rope: Rope
-    n_chosen: int
+    indexer: Indexer
     chooses: tuple[bool, ...]
 
 
@@ -48,18 +85,10 @@ class DeepSeek32(DeepSeek2):
             if not value:
                 raise ModelFormatError(f"{metadata.source}: {self.name}.{key} is missing")
 
-        def count(key: str, minimum: int = 1) -> int:
-            return metadata.get_int(f"{self.name}.attention.indexer.{key}", minimum=minimum, maximum=1 << 16)
-
         fields = {field.name: getattr(common, field.name) for field in attrs.fields(type(common))}
-        return SparseConfig(
-            **fields,
-            n_index=count("head_count"),
-            index_dim=count("key_length", minimum=common.rope.n_dims),
-            index_rope=attrs.evolve(common.rope, first=0, interleaved=self.interleaved),
-            n_chosen=count("top_k"),
-            chooses=self.chooses(metadata, common),
-        )
+        rope = attrs.evolve(common.rope, interleaved=self.interleaved)
+        indexer = Indexer.from_gguf(metadata, self.name, rope)
+        return SparseConfig(**fields, indexer=indexer, chooses=self.chooses(metadata, common))
 
     def chooses(self, metadata: Metadata, common: DeepSeek2Config) -> tuple[bool, ...]:
         """True for layers that choose: all."""
@@ -68,29 +97,11 @@ class DeepSeek32(DeepSeek2):
     def add_block(self, block: TensorTable, c: Any, i: int) -> None:
         """Tensors of block `i`; files may have indexers that are not read."""
         super().add_block(block, c, i)
-        shapes = {
-            "k_norm": (c.index_dim,),
-            "proj": (c.n_index, c.n_embd),
-            "attn_k": (c.index_dim, c.n_embd),
-            "attn_q_b": (c.n_index * c.index_dim, c.rank_q),
-        }
-        is_read = i < c.n_layer and c.chooses[i]
-        for name, shape in shapes.items():
-            if is_read:
-                block.add(f"indexer.{name}", *shape, needs_bias=name == "k_norm")
-            else:
-                block.add_unused(f"indexer.{name}", *shape)
-        if not is_read:
-            block.add_unused("indexer.k_norm", c.index_dim, kind="bias")
+        c.indexer.add_tensors(block, c.n_embd, c.rank_q, unused=i >= c.n_layer or not c.chooses[i])
 
     def select(self, g: Graph, c: Any, i: int, block: Params, h: Value, h_q: Value, previous: Any) -> Any:
         """Cells that attention of block `i` reads."""
-        if not c.chooses[i]:
-            return previous
-        q = g.rope(g.linear(h_q, block.indexer_attn_q_b), c.index_rope, c.index_dim)
-        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, _NORM_EPS)
-        index = g.store(g.rope(k, c.index_rope, c.index_dim), None, head_dim=c.index_dim)
-        return g.select(q, index, c.n_chosen, weights=g.linear(h, block.indexer_proj))
+        return c.indexer.choose(g, block, h, h_q) if c.chooses[i] else previous
 
 
 class GlmDsa(DeepSeek32):

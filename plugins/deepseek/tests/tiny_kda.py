@@ -3,6 +3,7 @@
 from typing import Any
 
 from llamacli.testing import write_architecture
+from llamacli_deepseek.dots3 import Dots3Note
 from llamacli_deepseek.k3 import KimiK3
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
 from llamacli_deepseek.mistral4 import Mistral4
@@ -59,6 +60,21 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
         "glm_dsa_all": _SPARSE | {"expert_weights_scale": 1.5},
         "glm_dsa_long": _SPARSE | {"block_count": 4, "context_length": 1 << 20},
     },
+    Dots3Note(): {
+        "dots3note": _SPARSE | {
+            "block_count": 3, "attention.head_count": [2, 4, 2], "attention.head_count_kv": [1, 1, 1],
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False, True],
+            "attention.indexer.types": [0, 1, 0], "rope.freq_base_swa": 500.0, "attention.kv_lora_rank_swa": 32,
+            "attention.key_length_swa": 48, "attention.value_length_swa": 32, "attention.key_length_mla_swa": 40,
+            "attention.value_length_mla_swa": 24,
+        },
+        "dots3note_dense": _SPARSE | {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True],
+            "attention.indexer.types": [1, 0], "rope.freq_base_swa": 10000.0, "attention.kv_lora_rank_swa": 64,
+            "attention.key_length_swa": 80, "attention.value_length_swa": 64, "attention.key_length_mla_swa": 48,
+            "attention.value_length_mla_swa": 32, "expert_weights_scale": 2.0,
+        },
+    },
     DeepSeek2Ocr(): {
         "deepseek2_ocr": _EXPERTS | {
             "attention.head_count_kv": 4, "expert_shared_count": 2, "leading_dense_block_count": 1,
@@ -73,7 +89,7 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
 
-PLAIN = {"glm_dsa_all", "bailingmoe3_mrope", "kimi_k3_plain"}
+PLAIN = {"dots3note_dense", "glm_dsa_all", "bailingmoe3_mrope", "kimi_k3_plain"}
 
 INERT = ("kimi_k3*:blk.0.attn_res_score.weight", "deepseek32_few:*.indexer.*")
 """Scores of a first block, before anything was kept, and indexers that choose all cells."""
