@@ -48,6 +48,7 @@ from llamacli.ops.repeat import repeat
 from llamacli.ops.rms_norm import RmsNorm, rms_norm
 from llamacli.ops.rope import rope
 from llamacli.ops.scale import scale
+from llamacli.ops.select import Selection, select
 from llamacli.ops.short_conv import short_conv
 from llamacli.ops.sigmoid_gate import sigmoid_gate
 from llamacli.ops.softcap import softcap
@@ -56,7 +57,7 @@ from llamacli.ops.store import KeyValues, Store, store
 from llamacli.ops.values import Param, Tensor, Value
 from llamacli.ops.xielu import xielu
 
-__all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Tensor", "Value"]
+__all__ = ["Activation", "Graph", "KeyValues", "Op", "Param", "Selection", "Tensor", "Value"]
 
 
 class UnknownVerbError(PluginError, AttributeError):
@@ -104,6 +105,7 @@ class Graph(Recorder):
     rms_norm = rms_norm
     rope = rope
     scale = scale
+    select = select
     short_conv = short_conv
     sigmoid_gate = sigmoid_gate
     softcap = softcap

@@ -18,6 +18,7 @@ from llamacli.ops.embed import Embed
 from llamacli.ops.linear import Linear
 from llamacli.ops.moe import Expert, MoE, Routing, Scoring
 from llamacli.ops.rope import Rope
+from llamacli.ops.select import Selection
 from llamacli.ops.values import LowRank, LowRanks, Param, Tensor, Value
 from llamacli_gemma.altup import correct, match_magnitude, predict
 from llamacli_gemma.gaussian_topk import gaussian_topk
@@ -429,6 +430,27 @@ def _attention(*, both_ways: bool = False, latent: bool = False) -> Maker:
     return make
 
 
+def _selection(d: Draft) -> Selection:
+    head_dim, n_head, n_query = 16 * d.choose(1, 3), d.choose(1, 3), d.choose(1, 4)
+    kv = d.graph.store(d.x(head_dim, even=True), None, head_dim=head_dim, window=d.pick(None, None, 7))
+    n, weights = d.choose(1, 8), d.x(n_head * n_query) if d.choose(0, 1) else None
+    return d.graph.select(
+        d.x(n_head * n_query * head_dim), kv, n, weights=weights, n_head=n_head, block=d.choose(1, 4),
+        n_local=d.choose(0, min(2, n)),
+    )  # fmt: skip
+
+
+def _selected(d: Draft) -> None:
+    cells, group, head_dim = _selection(d), d.choose(1, 4), d.choose(1, 40)
+    is_latent = bool(d.choose(0, 1))
+    value_dim = d.choose(1, head_dim if is_latent else 40)
+    k, v = d.x(cells.n_head * head_dim, even=True), None if is_latent else d.x(cells.n_head * value_dim)
+    kv = d.graph.store(k, v, head_dim=head_dim, value_dim=value_dim)
+    d.graph.attention(d.x(cells.n_head * group * head_dim), kv, scale=0.3, cells=cells)
+
+
+_simple("Select", chosen=lambda d: _selection(d))
+_simple("SelectedAttention", any=_selected)
 _simple("Attention", causal=_attention(), latent=_attention(latent=True), both_ways=_attention(both_ways=True))
 
 

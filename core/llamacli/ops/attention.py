@@ -20,6 +20,7 @@ from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect
 from llamacli.ops.columns import columns
 from llamacli.ops.lowering import NO_LIMIT, HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
+from llamacli.ops.select import Selection, selected_attention
 from llamacli.ops.store import KeyValues, cache_slot, head_scratch, store
 from llamacli.ops.values import Array, Param, Tensor, Value
 from llamacli.util.memory import anonymous
@@ -193,6 +194,7 @@ def attention(
     max_distance: int = 128,
     cross: bool = False,
     spans: bool = False,
+    cells: Selection | None = None,
 ) -> Value:
     """Record attention with grouped queries (Ainslie et al. 2023).
 
@@ -203,11 +205,13 @@ def attention(
     models, which evaluate a text at once. `bias` adds a number to scores by head and bucket of distance (relative
     position bias of T5, Raffel et al. 2020; `relative_attention_max_distance`). With `cross`, tokens of the decoder see
     the encoder's text, whose keys and values a `store` before `decoder` has cached. With `spans`, a token sees only the
-    bidirectional span of the inputs that it is in, such as the window of a patch in a media encoder, or itself.
+    bidirectional span of the inputs that it is in, such as the window of a patch in a media encoder, or itself. With
+    `cells`, a token sees the cells alone that `select` has chosen: for all heads, or for each head of keys.
 
     Formula: `out = softmax(softcap(scale * q @ k.T) - slope * |i - j| + bias[bucket(j - i)]) @ v` over what is seen
     Shapes: q [n, n_head * head_dim], sinks (n_head,), bias (n_buckets, n_head); out [n, n_head * value_dim]
-    Limits: n_head is a multiple of n_head_kv; softcap > 0; alibi > 0; causal where keys have a chunk; 4 <= n_buckets
+    Limits: n_head is a multiple of n_head_kv; softcap > 0; alibi > 0; causal where keys have a chunk; 4 <= n_buckets;
+        `cells` goes with `scale` alone
     Example: `out = g.attention(q, kv, scale=1 / math.sqrt(config.head_dim))`
     """
     state = kv.state
@@ -227,6 +231,11 @@ def attention(
         fits = len(shape) == 2 and shape[1] == n_head and shape[0] >= 4
         expect("attention", fits, f"{name} {shape} and {n_head} heads")
         expect("attention", max_distance > shape[0] // 2, f"{name} {shape} and distances up to {max_distance}")
+    if cells:
+        others = (softcap, sinks, alibi, bias, cross or None, spans or None)
+        plain = causal and all(option is None for option in others)
+        expect("attention", plain, "chosen cells and an option other than scale")
+        return selected_attention(g, q, kv, scale, cells)
     bounds = f"window {state.window}, chunk {state.chunk}"
     expect("attention", not cross or state.window is state.chunk is None, f"{bounds} and cross attention")
     weight, table = (param.weight if param else None for param in (sinks, bias))

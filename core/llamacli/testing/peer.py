@@ -65,7 +65,10 @@ class Peer:
         params.n_threads = params.n_threads_batch = 2
         if not default_precision:
             params.type_k = params.type_v = _GGML_TYPE_F32
-            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            # Blocks of cells are chosen with flash attention only; else all are read.
+            flash = self._has_key("attention.indexer.block_size")
+            kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            params.flash_attn_type = kinds[flash]
         self._embeddings = embeddings
         if embeddings:
             params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
@@ -86,6 +89,13 @@ class Peer:
         mrope = llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE
         self._n_components = 4 if llama_cpp.llama_model_rope_type(self.model) in mrope else 1
         self._n_past = 0
+
+    def _has_key(self, name: str) -> bool:
+        """True if the file has this key of its architecture."""
+        api, buffer = self._api, ctypes.create_string_buffer(256)
+        api.llama_model_meta_val_str(self._model, b"general.architecture", buffer, len(buffer))
+        key = buffer.value + b"." + name.encode()
+        return bool(api.llama_model_meta_val_str(self._model, key, buffer, len(buffer)) >= 0)
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
         """Set LoRA adapters with their scales; OSError for a refused file."""

@@ -167,7 +167,7 @@ class DeepSeek2(Architecture):
             self.add_block(table.block(), c, i)
         for _ in range(c.n_nextn):
             block = table.block(nextn=True)
-            self.add_block(block, c, c.n_dense)
+            self.add_block(block, c, c.n_layer)
             add_nextn(block, c)
         return table
 
@@ -200,33 +200,44 @@ class DeepSeek2(Architecture):
     def forward(self, g: Graph, config: DeepSeek2Config, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
-        x = g.embed(w.token_embd)
+        x, cells = g.embed(w.token_embd), None
         for i, block in enumerate(w.blk):
-            x = self.compute_block(g, c, block, x, i)
+            h, h_q = self.attention_inputs(g, c, block, x)
+            cells = self.select(g, c, i, block, h, h_q, cells)
+            x = self.feed_forward(g, c, block, x + self.attention(g, c, block, h, h_q, cells), i)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
 
     def nextn(self, g: Graph, config: DeepSeek2Config, weights: Weights) -> Value:
         """Token ids and hidden states to logits of the multi-token-prediction head."""
         c, block = config, weights.nextn[0]
-        x = self.compute_block(g, c, block, nextn_input(g, c, weights, block), c.n_layer)
+        x = nextn_input(g, c, weights, block)
+        x = x + self.attention(g, c, block, *self.attention_inputs(g, c, block, x), None)
+        x = self.feed_forward(g, c, block, x, c.n_layer)
         return nextn_logits(g, c, weights, block, x)
 
-    def compute_block(self, g: Graph, c: DeepSeek2Config, block: Params, x: Value, i: int) -> Value:
-        """Output of block `i`."""
-        x = x + self.attention(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps))
+    def attention_inputs(self, g: Graph, c: Any, block: Params, x: Value) -> tuple[Value, Value]:
+        """Inputs of attention: x normalised, and compressed queries or the same."""
+        h = g.rms_norm(x, block.attn_norm, c.rms_eps)
+        return h, g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.rms_eps) if c.rank_q else h
+
+    def select(self, g: Graph, c: Any, i: int, block: Params, h: Value, h_q: Value, previous: Any) -> Any:
+        """Cells that attention of block `i` reads, None for all.
+
+        `previous` are those of the block before.
+        """
+        return None
+
+    def feed_forward(self, g: Graph, c: DeepSeek2Config, block: Params, x: Value, i: int) -> Value:
+        """Add the network or the experts of block `i`."""
         h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
         if i < c.n_dense:
             return x + network(g, block, h)
         return x + experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing)
 
-    def attention(self, g: Graph, c: DeepSeek2Config, block: Params, h: Value) -> Value:
-        """Multi-head latent attention of the normalised input."""
+    def attention(self, g: Graph, c: DeepSeek2Config, block: Params, h: Value, h_q: Value, cells: Any) -> Value:
+        """Multi-head latent attention of the normalised input, to chosen cells or all."""
         n_rope, d = c.rope.n_dims, c.head_dim
-        if c.rank_q:
-            h_q = g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.rms_eps)
-            q = g.linear(h_q, block.attn_q_b)
-        else:
-            q = g.linear(h, block.attn_q)
+        q = g.linear(h_q, block.attn_q_b if c.rank_q else block.attn_q)
         compressed = g.linear(h, block.attn_kv_a_mqa)
         latent = g.rms_norm(g.columns(compressed, 0, c.rank_kv), block.attn_kv_a_norm, c.rms_eps)
         k_rope = g.columns(compressed, c.rank_kv, n_rope)
@@ -236,7 +247,7 @@ class DeepSeek2(Architecture):
             q = g.rope(g.concat(q_latent, g.columns(q, c.nope_dim, n_rope, of=d), of=dims), rope, sum(dims))
             k = g.rope(g.concat(latent, k_rope, of=dims), rope, sum(dims))
             kv = g.store(k, None, head_dim=sum(dims), value_dim=c.rank_kv)
-            a = g.batched_linear(g.attention(self.warm(g, c, q), kv, scale=c.scale), block.attn_v_b)
+            a = g.batched_linear(g.attention(self.warm(g, c, q), kv, scale=c.scale, cells=cells), block.attn_v_b)
         else:
             both = g.linear(latent, block.attn_kv_b)
             k_nope = g.columns(both, 0, c.nope_dim, of=c.nope_dim + c.value_dim)

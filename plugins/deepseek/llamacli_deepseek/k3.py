@@ -92,7 +92,10 @@ class KimiK3(KimiLinear):
         }
 
     def fields(self, metadata: Metadata) -> dict[str, Any]:
-        """Fields of the configuration; values are as wide as compressed keys, which older files do not say."""
+        """Fields of the configuration, with the width of values.
+
+        It is that of compressed keys, which older files do not say.
+        """
         return super().fields(metadata) | {"value_dim": metadata.get_int(f"{self.name}.attention.kv_lora_rank")}
 
     def mixture(self, metadata: Metadata) -> Mixture:
@@ -118,7 +121,7 @@ class KimiK3(KimiLinear):
         block.add("ssm_g", width, c.n_embd)
 
     def add_feed_forward(self, block: TensorTable, c: Any, i: int) -> None:
-        """Tensors of the network or the experts of block i, and of the means that branches read."""
+        """Tensors of network or experts, and of the means that branches read."""
         block.add("ffn_norm", c.n_embd)
         if c.period:
             block.add("attn_res_score", c.n_embd)
@@ -155,7 +158,10 @@ class KimiK3(KimiLinear):
         return g.linear(g.rms_norm(x, w.output_norm, c.eps), w.output)
 
     def mean(self, g: Graph, c: Any, x: Value, kept: Sequence[tuple[Value, Value]], params: Params, name: str) -> Value:
-        """Mean of what was kept and the stream, weighted by the softmax of their scores; `kept` have norms."""
+        """Mean of what was kept and the stream, weighted by softmax.
+
+        `kept` are values, and the same normalised, of which the scores are made.
+        """
         if not c.period:
             return x
         score = getattr(params, name).reshaped(1, c.n_embd)

@@ -189,20 +189,27 @@ class KimiLinear(Decoder):
     def latent(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Multi-head latent attention, absorbed."""
         dims, d, rope = (c.rank_kv, c.n_rope), c.nope_dim + c.n_rope, c.ropes[i]
-        if c.rank_q:
-            q = g.linear(g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.eps), block.attn_q_b)
-        else:
-            q = g.linear(h, block.attn_q)
+        h_q = g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.eps) if c.rank_q else h
+        q = g.linear(h_q, block.attn_q_b if c.rank_q else block.attn_q)
         compressed = g.linear(h, block.attn_kv_a_mqa)
         latent = g.rms_norm(g.columns(compressed, 0, c.rank_kv), block.attn_kv_a_norm, c.eps)
-        k = g.concat(latent, g.columns(compressed, c.rank_kv, c.n_rope), of=dims)
+        k = g.concat(latent, self.shared_key(g, c, block, g.columns(compressed, c.rank_kv, c.n_rope)), of=dims)
         absorbed = g.batched_linear(g.columns(q, 0, c.nope_dim, of=d), block.attn_k_b)
         q = g.concat(absorbed, g.columns(q, c.nope_dim, c.n_rope, of=d), of=dims)
         if rope:
             q, k = (g.rope(x, attrs.evolve(rope, first=c.rank_kv), sum(dims)) for x in (q, k))
-        kv = g.store(k, None, head_dim=sum(dims), value_dim=c.rank_kv)
-        a = g.batched_linear(g.attention(q, kv, scale=c.attention_scale), block.attn_v_b)
+        kv = g.store(k, None, head_dim=sum(dims), value_dim=c.rank_kv, window=c.windows[i])
+        cells = self.select(g, c, i, block, h, h_q)
+        a = g.batched_linear(g.attention(q, kv, scale=c.attention_scale, cells=cells), block.attn_v_b)
         return self.project_out(g, c, i, block, h, a)
+
+    def shared_key(self, g: Graph, c: Any, block: Params, k: Value) -> Value:
+        """Part of the key that RoPE rotates, before it."""
+        return k
+
+    def select(self, g: Graph, c: Any, i: int, block: Params, h: Value, h_q: Value) -> Any:
+        """Cells that attention of block i reads, None for all."""
+        return None
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Network or experts of block i, clamped."""

@@ -1,12 +1,14 @@
-"""Tiny models of Kimi Linear, Kimi K3, Ling 3, Mistral Small 4 and DeepSeek-OCR."""
+"""Tiny models of Kimi Linear and its kin, and of sparse attention."""
 
 from typing import Any
 
 from llamacli.testing import write_architecture
+from llamacli_deepseek.dots3 import Dots3Note
 from llamacli_deepseek.k3 import KimiK3
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
 from llamacli_deepseek.mistral4 import Mistral4
 from llamacli_deepseek.ocr import DeepSeek2Ocr
+from llamacli_deepseek.sparse import DeepSeek32, GlmDsa
 
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
 _LATENT = {
@@ -16,6 +18,11 @@ _LATENT = {
 _DELTA = _EXPERTS | _LATENT | {
     "ssm.conv_kernel": 4, "kda.head_dim": 32, "expert_gating_func": 2, "expert_shared_count": 1,
     "leading_dense_block_count": 1,
+}  # fmt: skip
+_SPARSE = _LATENT | _EXPERTS | {
+    "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "expert_shared_count": 1, "expert_gating_func": 2,
+    "leading_dense_block_count": 1, "expert_weights_norm": True, "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 64, "attention.indexer.top_k": 6,
 }  # fmt: skip
 _BOUNDED = _DELTA | {"kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
 
@@ -43,6 +50,31 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "activation.situ_beta": 4.0, "activation.situ_linear_beta": 0.0,
         },
     },
+    DeepSeek32(): {
+        "deepseek32": _SPARSE | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                                 "rope.scaling.original_context_length": 64},
+        "deepseek32_few": _SPARSE | {"attention.indexer.top_k": 200},
+    },
+    GlmDsa(): {
+        "glm_dsa": _SPARSE | {"block_count": 4, "attention.indexer.types": [1, 0, 1, 0], "expert_gating_func": None},
+        "glm_dsa_all": _SPARSE | {"expert_weights_scale": 1.5},
+        "glm_dsa_long": _SPARSE | {"block_count": 4, "context_length": 1 << 20},
+    },
+    Dots3Note(): {
+        "dots3note": _SPARSE | {
+            "block_count": 3, "attention.head_count": [2, 4, 2], "attention.head_count_kv": [1, 1, 1],
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False, True],
+            "attention.indexer.types": [0, 1, 0], "rope.freq_base_swa": 500.0, "attention.kv_lora_rank_swa": 32,
+            "attention.key_length_swa": 48, "attention.value_length_swa": 32, "attention.key_length_mla_swa": 40,
+            "attention.value_length_mla_swa": 24,
+        },
+        "dots3note_dense": _SPARSE | {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True],
+            "attention.indexer.types": [1, 0], "rope.freq_base_swa": 10000.0, "attention.kv_lora_rank_swa": 64,
+            "attention.key_length_swa": 80, "attention.value_length_swa": 64, "attention.key_length_mla_swa": 48,
+            "attention.value_length_mla_swa": 32, "expert_weights_scale": 2.0,
+        },
+    },
     DeepSeek2Ocr(): {
         "deepseek2_ocr": _EXPERTS | {
             "attention.head_count_kv": 4, "expert_shared_count": 2, "leading_dense_block_count": 1,
@@ -57,10 +89,10 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
 
-PLAIN = {"bailingmoe3_mrope", "kimi_k3_plain"}
+PLAIN = {"dots3note_dense", "glm_dsa_all", "bailingmoe3_mrope", "kimi_k3_plain"}
 
-INERT = ("kimi_k3*:blk.0.attn_res_score.weight",)
-"""Scores of the first block, before anything was kept."""
+INERT = ("kimi_k3*:blk.0.attn_res_score.weight", "deepseek32_few:*.indexer.*")
+"""Scores of a first block, before anything was kept, and indexers that choose all cells."""
 
 VARIANTS = {
     name: (write_architecture, {"architecture": architecture, "keys": keys, "optional": name not in PLAIN}, 1e-9)
