@@ -1,9 +1,10 @@
 """Workers over TCP: equal bits, and typed errors for whatever goes wrong."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,14 @@ from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.errors import InvalidRequestError, StageError
 from llamacli.plugins import Plugins
+from llamacli.serve.engine import LocalEngine
+from llamacli.serve.errors import ServeError, StageLostError
+from llamacli.serve.models import ModelSource
+from llamacli.serve.requests import Failed, GenerationRequest, TextDelta
+from llamacli.serve.settings import EngineSettings
 from llamacli.stages import messages
 from llamacli.stages.frames import Connection
-from llamacli.stages.link import StagedEngine
+from llamacli.stages.link import StagedEngine, Workers
 from llamacli.stages.worker import Worker, listen
 
 SECRET = b"a secret of the tests"
@@ -72,13 +78,7 @@ def test_a_worker_serves_one_caller_after_the_other(tiny_gguf: TinyGguf, plugins
             expected = logits(first)
             with pytest.raises(StageError, match="it serves another caller"):
                 load(path, plugins, one)
-        for _ in range(20):  # until it has noticed that the first one ended
-            try:
-                second = load(path, plugins, one)
-                break
-            except StageError:
-                threading.Event().wait(0.1)
-        with second:
+        with load(path, plugins, one) as second:  # it waits until the first one has left
             np.testing.assert_array_equal(logits(second), expected)
 
 
@@ -116,6 +116,57 @@ def test_no_worker_at_an_address(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
         free = listener.getsockname()[:2]
     with pytest.raises(StageError, match=f"worker 127.0.0.1:{free[1]}: the connection is lost"):
         load(tiny_gguf("gqa"), plugins, free)
+
+
+def test_a_spare_worker_takes_the_place_of_one_that_does_not_answer(
+    tiny_gguf: TinyGguf, plugins: Plugins, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_gguf("gqa")
+    with listen(("127.0.0.1", 0)) as listener, listen(("127.0.0.1", 0)) as other:
+        free = [one.getsockname()[:2] for one in (listener, other)]
+    with (
+        served(path, plugins) as spare,
+        load_model(path, plugins=plugins) as whole,
+        load(path, plugins, free[0], spares=[free[1], spare]) as divided,
+    ):
+        np.testing.assert_array_equal(logits(divided), logits(whole))
+    for gone, taken in ((free[0], free[1]), (free[1], spare)):
+        assert f"worker 127.0.0.1:{gone[1]}: the connection is lost" in caplog.text
+        assert f"; worker 127.0.0.1:{taken[1]} takes its place" in caplog.text
+
+
+@pytest.mark.medium
+def test_a_server_goes_on_with_a_spare_worker(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    """Requests of a lost stage end with an error, later ones run."""
+    path = tiny_gguf("gqa", n_layer=6)
+
+    async def text(engine: LocalEngine) -> str | ServeError:
+        (await engine.pin("m")).release()
+        request = GenerationRequest(id="r", prompts=((1, 2, 3),), model="m", max_tokens=30, ignore_eos=True)
+        parts = [""]
+        async for event in engine.submit(request):
+            if isinstance(event, Failed):
+                return event.error
+            parts += [event.text] if isinstance(event, TextDelta) else []
+        return "".join(parts)
+
+    async def use(engine: LocalEngine, lose: Callable[[], None]) -> list[str | ServeError]:
+        before = await asyncio.wait_for(text(engine), 60)
+        lose()
+        failed = await asyncio.wait_for(text(engine), 60)
+        return [before, failed, await asyncio.wait_for(text(engine), 60)]
+
+    with served(path, plugins) as one, served(path, plugins) as spare, ExitStack() as lost:
+        two = lost.enter_context(served(path, plugins))
+        workers = Workers((one, two), SECRET, spares=(spare,))
+        engine = LocalEngine([ModelSource("m", path)], EngineSettings(threads=1, n_ctx=100, workers=workers))
+        try:
+            before, failed, after = asyncio.run(use(engine, lost.close))
+        finally:
+            engine.close()
+    assert isinstance(failed, StageLostError)
+    assert f"worker 127.0.0.1:{two[1]}" in str(failed)
+    assert before == after != ""
 
 
 @pytest.mark.parametrize(("split", "message"), [([1.0], "2 positive numbers"), ([1, 0], "2 positive numbers")])

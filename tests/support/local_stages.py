@@ -16,6 +16,8 @@ from llamacli.loaders import ModelFile
 class LocalStage(Stage):
     """Stage of a program, on a thread of its own."""
 
+    is_lost = False
+
     def __init__(self, program: Program, name: str):
         self.runner, self.name, self._thread = StageRunner(program), name, ThreadPoolExecutor(1)
 

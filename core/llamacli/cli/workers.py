@@ -1,4 +1,4 @@
-"""Options of models on several machines: --workers, --secret-file, --tensor-split."""
+"""Options of models on several machines: --workers, --spare-workers and others."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workers", metavar="HOST:PORT,...", type=_ADDRESSES,
             help="Divide the layers of the model among this process and workers, see `llamacli worker`.",
         ),
+        option(
+            "--spare-workers", metavar="HOST:PORT,...", type=_ADDRESSES,
+            help="Workers that take the place of those that do not answer when the model is loaded.",
+        ),
         option("--secret-file", type=PATH, help="File with the secret of the workers; only its owner may read it."),
         option(
             "-ts", "--tensor-split", metavar="N,...", type=_SHARES,
@@ -42,15 +46,16 @@ def pop_workers(given: dict[str, Any], *unsupported: str) -> Workers | None:
 
     Raises UsageError for options that do not go together, such as one of those `unsupported` with workers; OSError.
     """
-    addresses, secret_file, split = (given.pop(name) for name in ("workers", "secret_file", "tensor_split"))
-    if addresses is None and secret_file is None and split is None:
+    names = "workers", "spare_workers", "secret_file", "tensor_split"
+    addresses, spares, secret_file, split = (given.pop(name) for name in names)
+    if all(value is None for value in (addresses, spares, secret_file, split)):
         return None
     from llamacli.stages.frames import address_of, read_secret
     from llamacli.stages.link import Workers
 
     secret = None if secret_file is None else read_secret(secret_file)
     if addresses is None:
-        raise click.UsageError("--secret-file and --tensor-split need --workers HOST:PORT.")
+        raise click.UsageError("--secret-file, --spare-workers and --tensor-split need --workers HOST:PORT.")
     if secret is None:
         raise click.UsageError("--workers needs --secret-file FILE.")
     for name in unsupported:
@@ -58,4 +63,5 @@ def pop_workers(given: dict[str, Any], *unsupported: str) -> Workers | None:
             flag = {"ray_address": "ray"}.get(name, name).replace("_", "-")
             raise click.UsageError(f"--{flag} and --workers exclude each other.")
     shares = None if split is None else tuple(map(float, split.split(",")))
-    return Workers(tuple(map(address_of, addresses.split(","))), secret, shares)
+    first, others = (tuple(map(address_of, text.split(","))) if text else () for text in (addresses, spares))
+    return Workers(first, secret, shares, others)

@@ -49,7 +49,7 @@ class Program(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """False once the file that its weights are mapped from has changed."""
+        """False once its weights are lost, as in a changed file."""
 
     def load(self, tensors: Iterable[Tensor], file: ModelFile) -> Mapping[Tensor, Any]:
         """Load further matrices, exactly in a program of mode fp32.

@@ -111,6 +111,10 @@ class Stage(Protocol):
 
     name: str
 
+    @property
+    def is_lost(self) -> bool:
+        """True once no batch can be computed any more."""
+
     def start(self, batch: StageBatch, received: Floats) -> Future[list[Floats]]:
         """Begin a batch with what the stage before sent, float32 [n, received_width].
 
@@ -305,8 +309,8 @@ class StagedProgram:
 
     @property
     def is_whole(self) -> bool:
-        """See `llamacli.engine.base.Program.is_whole`; workers watch over their own files."""
-        return self.first.is_whole
+        """False once a stage or the first one's weights are lost."""
+        return self.first.is_whole and not any(stage.is_lost for stage in self.stages)
 
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
@@ -373,7 +377,7 @@ class StagedProgram:
         def next_stage(future: Future[list[Floats]]) -> None:
             error = future.exception() or self._fault(i, batch, future.result())
             if error is not None:
-                self._skip(i + 1, batch)
+                self._end(i, batch)
                 done.set_exception(error)
             elif i + 1 == len(self.stages):
                 done.set_result(future.result())
@@ -386,7 +390,7 @@ class StagedProgram:
         try:
             future = stage.start(asked, received)
         except Exception as error:
-            self._skip(i + 1, batch)
+            self._end(i, batch)
             done.set_exception(error)
             return
         future.add_done_callback(next_stage)
@@ -407,9 +411,14 @@ class StagedProgram:
         found = ", ".join(f"{one.dtype} {one.shape}" for one in results)
         return StageError(f"{self.stages[i].name}: it answered {found} instead of float32 {expected}")
 
-    def _skip(self, i: int, batch: StageBatch) -> None:
-        """Have the stages from `i` on follow a batch that failed."""
-        for stage in self.stages[i:]:
+    def _end(self, i: int, batch: StageBatch) -> None:
+        """Have the stages behind `i` follow a batch that failed there.
+
+        If that one is lost, all are closed: other callers can have them.
+        """
+        if self.stages[i].is_lost:
+            _close(self.stages)
+        for stage in self.stages[i + 1 :]:
             try:
                 stage.follow(batch.kv_type, batch.log)
             except StageError:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from llamacli.errors import FileChangedError, InvalidRequestError, LlamaCliError
+from llamacli.errors import FileChangedError, InvalidRequestError, LlamaCliError, StageError
 from llamacli.model import Model, load_model
 from llamacli.serve import models as served
 from llamacli.serve import residency
@@ -27,6 +27,7 @@ from llamacli.serve.errors import (
     LoadingError,
     ServeError,
     ShuttingDownError,
+    StageLostError,
     UnknownModelError,
 )
 from llamacli.serve.metrics import EngineStats
@@ -402,10 +403,11 @@ class LocalEngine:
         started = time.monotonic()
         try:
             events = loaded.scheduler.step()
-        except FileChangedError as error:
+        except (FileChangedError, StageError) as error:
             _log.error("the model %r is loaded again: %s", loaded.info.name, error)
             self._renew(loaded)
-            events = loaded.scheduler.fail(InternalError("the file of the model's weights has changed: try again"))
+            lost = StageLostError if isinstance(error, StageError) else InternalError
+            events = loaded.scheduler.fail(lost(f"a part of the model is lost, try again: {_reason(error)}"))
         except Exception as error:
             _log.critical("a step failed", exc_info=error)
             events = loaded.scheduler.fail(InternalError("the engine failed: the server's log says why"))

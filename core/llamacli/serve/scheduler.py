@@ -23,7 +23,7 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import FileChangedError, MediaError, OutOfMemoryError
+from llamacli.errors import FileChangedError, MediaError, OutOfMemoryError, StageError
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafting import hidden_taker
 from llamacli.inputs import Inputs
@@ -278,7 +278,7 @@ class Scheduler:
     def step(self) -> list[tuple[RequestState, Event]]:
         """Run one step; the events of it, in order.
 
-        Raises FileChangedError once the file of the model's weights has changed: no step can follow.
+        Raises FileChangedError or StageError once the model's weights are lost: no step can follow.
         """
         now = self._clock()
         self._drop(now)
@@ -418,7 +418,7 @@ class Scheduler:
                 continue  # another choice of the request has failed
             if isinstance(rows, OutOfMemoryError) and len(self.running.sequences) > 1:
                 self.running.preempt(sequence)  # the system has less memory than the limit allows
-            elif isinstance(rows, FileChangedError):
+            elif isinstance(rows, FileChangedError | StageError) and not self.model.program.is_whole:
                 raise rows
             elif isinstance(rows, Exception):
                 self._lifecycle.fail_unexpectedly(sequence.request, rows)

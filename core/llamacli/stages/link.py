@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import attrs
@@ -29,6 +30,8 @@ from llamacli.stages.messages import SILENCE_S, digest_of, error_of, send_batch,
 from llamacli.stages.plan import Node, divide, pieces_of, read_speed
 from llamacli.util.settings import LoadMode
 from llamacli.util.system import available_memory
+
+_log = logging.getLogger(__name__)
 
 BATCH_S = 600.0
 """Seconds that a worker may take for a batch, or to load its stage."""
@@ -71,6 +74,11 @@ class WorkerLink:
         except BaseException:
             self._connection.close()
             raise
+
+    @property
+    def is_lost(self) -> bool:
+        """See Stage."""
+        return self._lost is not None
 
     @property
     def node(self) -> Node:
@@ -182,8 +190,9 @@ class WorkerLink:
 class StagedEngine:
     """Engine that divides a model among this process and workers.
 
-    `addresses` are those of the workers, in the order of their layers; `split` gives the shares of all nodes, this one
-    first, by default what the memory and speed of each allow. `threads` and `load` are those of this process.
+    `addresses` are those of the workers, in the order of their layers; the next one of `spares` takes the place of a
+    worker that does not answer. `split` gives the shares of all nodes, this one first, by default what the memory and
+    speed of each allow. `threads` and `load` are those of this process.
     """
 
     def __init__(
@@ -192,6 +201,7 @@ class StagedEngine:
         secret: bytes,
         *,
         threads: int | None = None,
+        spares: Sequence[tuple[str, int]] = (),
         split: Sequence[float] | None = None,
         load: LoadMode = LoadMode.AUTO,
         silence_s: float = SILENCE_S,
@@ -202,7 +212,7 @@ class StagedEngine:
                 f"the split has shares {list(split)}, expected {len(addresses) + 1} positive numbers: this process and "
                 f"{len(addresses)} workers"
             )
-        self._addresses, self._secret, self._split = list(addresses), secret, split
+        self._addresses, self._spares, self._secret, self._split = list(addresses), list(spares), secret, split
         self._threads, self._load, self._timeouts = threads, load, {"silence_s": silence_s, "batch_s": batch_s}
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
@@ -210,8 +220,9 @@ class StagedEngine:
         file = unwatched(file)
         links = list[WorkerLink]()
         try:
+            spares = iter(self._spares)
             for address in self._addresses:
-                links.append(WorkerLink(address, self._secret, **self._timeouts))
+                links.append(self._connect(address, spares))
             own = Node("this process", available_memory() or 1 << 62, read_speed(check_threads(self._threads)))
             places = divide(pieces_of(graph, file), [own, *(link.node for link in links)], self._split)
             model_id, graphs = identity(file), cut(graph, places)
@@ -229,18 +240,32 @@ class StagedEngine:
             raise
         return StagedProgram(graphs, program, links)
 
+    def _connect(self, address: tuple[str, int], spares: Iterator[tuple[str, int]]) -> WorkerLink:
+        """Connect to a worker, or to the next spare one that answers."""
+        try:
+            return WorkerLink(address, self._secret, **self._timeouts)
+        except StageError as error:
+            spare = next(spares, None)
+            if spare is None:
+                raise
+            _log.warning("%s; worker %s:%d takes its place", error, *spare)
+            return self._connect(spare, spares)
+
 
 @attrs.frozen
 class Workers:
-    """Addresses of workers, their secret, and shares of all nodes, see `StagedEngine`."""
+    """Addresses of workers, their secret, shares; see `StagedEngine`."""
 
     addresses: tuple[tuple[str, int], ...]
     secret: bytes = attrs.field(repr=False)
     split: tuple[float, ...] | None = None
+    spares: tuple[tuple[str, int], ...] = ()
 
     def engine(self, threads: int | None, load: str) -> StagedEngine:
         """Engine of a model that is divided among them. Raises InvalidRequestError."""
-        return StagedEngine(self.addresses, self.secret, threads=threads, split=self.split, load=LoadMode(load))
+        return StagedEngine(
+            self.addresses, self.secret, threads=threads, spares=self.spares, split=self.split, load=LoadMode(load)
+        )
 
 
 def stage_engine(

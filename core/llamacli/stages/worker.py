@@ -32,6 +32,9 @@ from llamacli.util.system import available_memory
 _GREETING_S = 5.0
 """Seconds that a caller has to prove its secret."""
 
+_TURN_S = 3.0
+"""Seconds that a caller waits for the one before it to leave."""
+
 _GREETERS = 8
 _QUEUED = 64
 """Frames that wait while a batch is computed."""
@@ -125,7 +128,7 @@ class Worker:
         frame = connection.receive()
         if frame.kind != "hello":
             raise StageError(f"{connection.peer}: it began with {frame.kind!r}")
-        if not self._serving.acquire(blocking=False):
+        if not self._serving.acquire(timeout=_TURN_S):
             send_error(connection, 0, StageError("it serves another caller"))
             return
         try:
