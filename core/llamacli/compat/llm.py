@@ -1,4 +1,4 @@
-"""Plugin for the command line tool llm (`pip install llm`), which finds it by an entry point.
+"""Plugin for the program llm (`pip install llm`), found by entry point.
 
     llm -m llamacli/demo "Tell me a story about a fox."
     llm embed -m llamacli/embeddinggemma:300m -c "Once upon a time"
@@ -39,7 +39,7 @@ def register_embedding_models(register: Any) -> None:
 
 
 class ChatModel(llm.Model):
-    """Model of a name, which is loaded by its first prompt and stays loaded."""
+    """Model of a name, loaded by its first prompt."""
 
     can_stream = supports_schema = supports_tools = True
 
@@ -81,7 +81,7 @@ class ChatModel(llm.Model):
 
 
 class TextEmbedder(llm.EmbeddingModel):
-    """Embedding model of a name, which is loaded by its first text and stays loaded."""
+    """Embedding model of a name, loaded by its first text."""
 
     batch_size = 64
 

@@ -44,7 +44,16 @@ import numpy.typing as npt
 from llamacli.engine.placement import place
 from llamacli.errors import InvalidRequestError, ModelFormatError
 from llamacli.kernels.matrix import Matrix
-from llamacli.util.files import SharedFileError, claimed, make_own_folder, open_own, remove_unclaimed
+from llamacli.util.files import (
+    SharedFileError,
+    allocate,
+    claimed,
+    make_own_folder,
+    open_own,
+    read_into,
+    remove_unclaimed,
+    write_pieces,
+)
 from llamacli.util.folders import cache_folder
 from llamacli.util.memory import advise_huge, anonymous, huge_share
 from llamacli.util.numa import Node
@@ -257,7 +266,7 @@ def _in_memory(descriptor: int, index: _Index, n_threads: int, nodes: Sequence[N
 
     def read(start: int, end: int) -> None:
         while start < end:
-            n_read = os.preadv(descriptor, [cast(Any, data[start:end])], start)
+            n_read = read_into(descriptor, memoryview(cast(Any, data))[start:end], start)
             if not n_read:
                 raise _DamagedError("it is cut short")
             start += n_read
@@ -427,7 +436,7 @@ class NewCopy:
         Raises OSError if the disk is full.
         """
         start, n_bytes = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY, math.prod(shape)
-        os.posix_fallocate(self._file.fileno(), start, n_bytes)  # a page without room on the disk would be SIGBUS
+        allocate(self._file.fileno(), start, n_bytes)  # a page without room on the disk would be SIGBUS
         mapping = mmap.mmap(self._file.fileno(), n_bytes, offset=start)
         data = np.frombuffer(mapping, np.uint8).reshape(shape)
         self._entries[name], self._open[name], self._end = _Entry(start, [*shape], []), (mapping, data), start + n_bytes
@@ -537,7 +546,7 @@ class _Blocks:
     def flush(self) -> None:
         """Write all that was appended. Raises OSError."""
         while self._pieces:
-            written = os.writev(self._descriptor, self._pieces)
+            written = write_pieces(self._descriptor, self._pieces)
             while self._pieces and written >= len(self._pieces[0]):
                 written -= len(self._pieces.pop(0))
             if written:
@@ -623,11 +632,12 @@ def read_again(path: Path) -> None:
     What is written while free memory is in pieces lies in small pages, and each start would read all of it into memory
     of its own. It is read by calls: pages of a mapping that another process cuts would end this one.
     """
-    with contextlib.suppress(OSError), open_own(path) as file:
-        os.fdatasync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while file.read(_UNIT):
-            pass
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), open_own(path) as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while file.read(_UNIT):
+                pass
 
 
 def _write_index(file: BinaryIO, path: Path, model: Path, tensors: dict[str, _Entry], end: int) -> None:
