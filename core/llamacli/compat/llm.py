@@ -135,7 +135,7 @@ def _described(tool: Any) -> dict[str, Any]:
 
 
 def _read(chunks: Any, response: Any) -> Iterator[str]:
-    """Yield the text of a reply; its calls and usage are added to the response."""
+    """Yield a reply's text; add its calls and usage to the response."""
     whole: Any = None
 
     def kept() -> Iterator[dict[str, Any]]:

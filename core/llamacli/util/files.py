@@ -251,7 +251,10 @@ def _lock(descriptor: int) -> bool:
 
 
 def read_into(descriptor: int, data: memoryview, start: int) -> int:
-    """Read bytes of a file from `start` on; returns their number. Threads may share the descriptor."""
+    """Read bytes of a file from `start` on; returns their number.
+
+    Threads may share the descriptor.
+    """
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [data], start)
     with _seeking:
@@ -262,12 +265,12 @@ def read_into(descriptor: int, data: memoryview, start: int) -> int:
 
 
 def write_pieces(descriptor: int, pieces: Sequence[memoryview]) -> int:
-    """Write pieces one after the other; returns the number of bytes, which may be less than all."""
+    """Write pieces, or a part of them; returns the number of bytes."""
     return os.writev(descriptor, pieces) if hasattr(os, "writev") else os.write(descriptor, pieces[0])
 
 
 def allocate(descriptor: int, start: int, n_bytes: int) -> None:
-    """Reserve room on the disk for bytes of a file behind its end; they are zeros. Raises OSError."""
+    """Reserve room on the disk behind the end of a file. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, n_bytes)
         return
