@@ -83,6 +83,7 @@ def test_generate_keeps_what_the_prompt_shares(llama: Llama) -> None:
     ids = llama.tokenize(PROMPT.encode())
     expected = list(itertools.islice(llama.generate(ids, temp=0), 4))
     assert llama.n_tokens == len(ids) + 3
+    assert llama.context_params.n_ctx == llama.n_ctx()
     llama.eval([5, 6])
     assert list(itertools.islice(llama.generate(ids, temp=0), 4)) == expected
     llama.reset()

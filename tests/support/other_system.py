@@ -16,8 +16,11 @@ import numpy as np  # noqa: F401 - as above
 import platformdirs  # noqa: F401 - as above
 import psutil  # noqa: F401 - as above
 
-ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "sched_yield")
-NOT_ON_WINDOWS = ("fork", "register_at_fork", "getuid", "geteuid", "setpriority", "set_blocking", "fchmod")
+ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "fdatasync", "sched_yield")
+NOT_ON_WINDOWS = (
+    "fork", "register_at_fork", "getuid", "geteuid", "setpriority", "set_blocking", "fchmod", "preadv", "pread",
+    "pwrite", "writev", "O_CLOEXEC", "getloadavg",
+)  # fmt: skip
 SIGNALS = ("SIGPROF", "SIGXCPU", "ITIMER_PROF", "setitimer", "SIGHUP", "SIGWINCH", "SIGPIPE", "pthread_sigmask")
 
 _open = io.open
@@ -52,7 +55,12 @@ def simulate(system: str) -> None:
 if __name__ == "__main__":
     simulate(sys.argv[1])
     import llamacli
+    from llamacli.engine.packed_copies import finish_copies
 
+    for load in ("memory", "map"):
+        with llamacli.load_model("demo", threads=2, load=load) as model, model.create_session() as session:
+            session.eval(model.encode("Once upon a time"))
+        finish_copies()
     with llamacli.load_model("demo", threads=2) as model, model.create_chat(max_tokens=24) as chat:
         chat.add_user("Tell me a story about a fox.")
         print("".join(piece.text for piece in chat.respond(llamacli.SamplingParams())))

@@ -204,3 +204,28 @@ def test_files_that_others_can_change_are_not_opened(given: str, tmp_path: Path)
     os.chown(place, 54321, -1, follow_symlinks=False)
     with pytest.raises(SharedFileError, match=f"other users can write to it: '{place}'"):
         open_own(path)
+
+
+@pytest.mark.parametrize("taken", [(), ("preadv", "writev", "posix_fallocate")])
+def test_calls_that_other_systems_lack(taken: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in taken:
+        monkeypatch.delattr(os, name)
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        files.allocate(descriptor, 4, 2_000_000)
+        assert path.stat().st_size == 2_000_004
+        os.lseek(descriptor, 3, os.SEEK_SET)
+        pieces, n = [memoryview(b"de"), memoryview(b"fgh")], 0
+        while pieces:
+            n = files.write_pieces(descriptor, pieces)
+            while pieces and n >= len(pieces[0]):
+                n -= len(pieces.pop(0))
+            assert n == 0
+        found = bytearray(6)
+        assert files.read_into(descriptor, memoryview(found), 2) == 6
+        assert bytes(found) == b"cdefgh"
+        assert files.read_into(descriptor, memoryview(found), 3_000_000) == 0
+    finally:
+        os.close(descriptor)

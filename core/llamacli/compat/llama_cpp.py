@@ -13,6 +13,7 @@ import secrets
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -228,6 +229,11 @@ class Llama:
     def n_ctx(self) -> int:
         """Size of the context in tokens."""
         return self._loaded.config.n_ctx
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """Size of the context, as LlamaIndex reads it."""
+        return SimpleNamespace(n_ctx=self.n_ctx())
 
     def n_vocab(self) -> int:
         """Number of tokens of the vocabulary."""

@@ -25,7 +25,9 @@ from llamacli.serve.errors import StorageFullError, StoreError, UnknownObjectErr
 from llamacli.util.files import make_own_folder
 from llamacli.util.locking import locked
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
 
 Kind = Literal["response", "conversation", "file", "batch"]
@@ -446,9 +448,11 @@ def _found(row: Sequence[Any]) -> Found:
 
 def _held(path: Path) -> int:
     """Descriptor of a locked file, which keeps other servers from a folder."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # Python's descriptors are not inherited
     try:
-        if sys.platform != "win32":
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)

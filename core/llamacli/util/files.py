@@ -9,7 +9,8 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,8 @@ if sys.platform != "win32":
     import grp
     import pwd
 
+_seeking = threading.Lock()
+_BLOCK = 1 << 20
 _MAX_LINKS = 40
 """Symbolic links on the way to a file, as many as Linux follows."""
 
@@ -242,6 +245,38 @@ def _lock(descriptor: int) -> bool:
     except OSError:  # locked by another process, or the file system has no locks
         return False
     return True
+
+
+# --- calls that Windows lacks, posix_fallocate on macOS too
+
+
+def read_into(descriptor: int, data: memoryview, start: int) -> int:
+    """Read bytes of a file from `start` on; returns their number.
+
+    Threads may share the descriptor.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [data], start)
+    with _seeking:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        found = os.read(descriptor, min(len(data), _BLOCK))
+    data[: len(found)] = found
+    return len(found)
+
+
+def write_pieces(descriptor: int, pieces: Sequence[memoryview]) -> int:
+    """Write pieces, or a part of them; returns the number of bytes."""
+    return os.writev(descriptor, pieces) if hasattr(os, "writev") else os.write(descriptor, pieces[0])
+
+
+def allocate(descriptor: int, start: int, n_bytes: int) -> None:
+    """Reserve room on the disk behind the end of a file. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, n_bytes)
+        return
+    position, end = os.lseek(descriptor, 0, os.SEEK_END), start + n_bytes
+    while position < end:
+        position += os.write(descriptor, bytes(min(_BLOCK, end - position)))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -27,7 +27,7 @@ from llamacli.engine.packed_copies.format import (
 )
 from llamacli.engine.placement import place
 from llamacli.util.faults import Watch
-from llamacli.util.files import SharedFileError, open_own
+from llamacli.util.files import SharedFileError, open_own, read_into
 from llamacli.util.memory import advise_huge, anonymous, huge_share
 from llamacli.util.numa import Node
 from llamacli.util.system import huge_pages
@@ -149,7 +149,7 @@ def _in_memory(descriptor: int, index: Index, n_threads: int, nodes: Sequence[No
 
     def read(start: int, end: int) -> None:
         while start < end:
-            n_read = os.preadv(descriptor, [cast(Any, data[start:end])], start)
+            n_read = read_into(descriptor, memoryview(cast(Any, data))[start:end], start)
             if not n_read:
                 raise DamagedError("it is cut short")
             start += n_read

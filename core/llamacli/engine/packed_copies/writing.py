@@ -35,7 +35,7 @@ from llamacli.engine.packed_copies.reading import MappedStack
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.faults import Watch
-from llamacli.util.files import claimed, make_own_folder, open_own, remove_unclaimed
+from llamacli.util.files import allocate, claimed, make_own_folder, open_own, remove_unclaimed, write_pieces
 from llamacli.util.memory import huge_share
 from llamacli.util.system import lower_priority
 
@@ -57,7 +57,7 @@ class NewCopy:
 
     def __init__(self, file: BinaryIO, path: Path, model: Path, n_bytes: int):
         self._file, self._path, self._model, self._end = file, path, model, DATA_START
-        os.posix_fallocate(file.fileno(), 0, DATA_START + n_bytes)  # a page without room on the disk would be SIGBUS
+        allocate(file.fileno(), 0, DATA_START + n_bytes)  # a page without room on the disk would be SIGBUS
         self._mapping = mmap.mmap(file.fileno(), DATA_START + n_bytes)
         self._data = np.frombuffer(self._mapping, np.uint8)
         self.watch = Watch(self._mapping, file.fileno(), path)
@@ -176,7 +176,7 @@ class _Blocks:
     def flush(self) -> None:
         """Write all that was appended. Raises OSError."""
         while self._pieces:
-            written = os.writev(self._descriptor, self._pieces)
+            written = write_pieces(self._descriptor, self._pieces)
             while self._pieces and written >= len(self._pieces[0]):
                 written -= len(self._pieces.pop(0))
             if written:
@@ -262,8 +262,9 @@ def read_again(path: Path) -> None:
     What is written while free memory is in pieces lies in small pages, and each start would read all of it into memory
     of its own. It is read by calls: pages of a mapping that another process cuts would end this one.
     """
-    with contextlib.suppress(OSError), open_own(path) as file:
-        os.fdatasync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while file.read(UNIT):
-            pass
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), open_own(path) as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while file.read(UNIT):
+                pass
