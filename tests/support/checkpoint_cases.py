@@ -271,7 +271,7 @@ _GPTOSS_OPTIONS: dict[str, Any] = {"tokenizer": "gpt4o", "biases": "qkv", "witho
 
 
 def _gptoss(*, packed: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes of experts, sinks and biases; those that are `packed` are of bytes."""
+    """Shapes of experts, sinks and biases; `packed` ones are bytes."""
     found: dict[str, tuple[int, ...]] = {}
     for i in range(2):
         mlp = f"model.layers.{i}.mlp."
@@ -478,7 +478,7 @@ def _float8(name: str, entry: tuple[str, tuple[int, ...], bytes]) -> dict[str, t
 
 
 def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bytes]:
-    """Random tensor; bytes where its name is that of MXFP4 blocks or scales."""
+    """Random tensor; bytes for names of MXFP4 blocks or scales."""
     if not name.endswith(("_blocks", "_scales")):
         return dtype, shape, encoded(random_values(name, shape), dtype)
     low, high = (0, 256) if name.endswith("_blocks") else (118, 126)

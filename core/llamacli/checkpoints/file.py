@@ -268,7 +268,10 @@ class CheckpointFile:
         return rows.view(np.uint8) if rows.dtype != np.uint8 else rows
 
     def _blocks(self, source: _Source) -> npt.NDArray[np.uint8]:
-        """MXFP4 blocks as GGML has them: scale, then numbers i and i + 16 in a byte, uint8 [n_rows, row_bytes]."""
+        """MXFP4 blocks as GGML has them, uint8 [n_rows, row_bytes].
+
+        The scale, then numbers i and i + 16 in a byte.
+        """
         blocks, scales = (self._part(name, source, kept=True, axis=1) for name in source.names)
         codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
         packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
