@@ -179,3 +179,10 @@ def test_blocks_without_scales_and_of_other_shapes(tmp_path: Path, plugins: Plug
     tensors[f"{name}scales"] = cases.entry_of(f"{name}scales", "BF16", (4, 64, 2))
     cases.write_shards(folder, tensors, 1)
     expect(folder, plugins, f"{name}blocks", "(4, 64, 3, 16)", "expected (4, 64, 2, 16)")
+
+
+def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "glm4")
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("<|user|>", "<|you|>"))
+    expect(folder, plugins, "tokenizer_config.json", "no '<|user|>'")

@@ -86,12 +86,13 @@ def write_bpe(
     ignore_merges: bool = False,
     bos: bool = False,
     kind: str = "PreTrainedTokenizerFast",
+    more: Iterable[str] = (),
 ) -> int:
     """Write tokenizer.json of a byte-level BPE; return the number of tokens."""
     merges = [("\u0120", "t"), ("h", "e"), ("i", "n"), ("\u0120t", "he"), ("e", "r"), ("o", "n"), ("\u0120", "a")]
     texts = [*byte_characters(), *("".join(pair) for pair in merges)]
     vocab = {text: i for i, text in enumerate(texts)}
-    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>"]
+    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>", *more]
     tokens = [
         {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": text != "<tool>"}
@@ -289,6 +290,22 @@ def _gptoss(*, packed: bool) -> dict[str, tuple[int, ...]]:
     return found
 
 
+_GLM_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+
+
+def _glm_moe() -> dict[str, tuple[int, ...]]:
+    """Shapes of a dense layer, shared experts and a prediction layer."""
+    sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
+    last = decoder_shapes(sizes, biases="qkv", qk_norm=32, experts="qwen")
+    found = {name: shape for name, shape in last.items() if ".layers.2." in name}
+    found |= _network("model.layers.0.mlp.", 64, 96)
+    for i in (1, 2):
+        found |= _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
+        found[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = (4,)
+    head = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
+    return found | {f"model.layers.2.{name}.weight": shape for name, shape in head.items()}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
     "llama_int_theta": _case(
@@ -408,6 +425,20 @@ CASES: dict[str, dict[str, Any]] = {
         {"rope_theta": 250000.0, "original_max_position_embeddings": 512, "sliding_window": None},
         tokenizer="phi4", fused=True,
     ),
+    "glm4": _case(
+        "Glm4ForCausalLM", "glm4", {"head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+        tokenizer="glm", biases="qkv", norms=_GLM_NORMS, without=r"\.mlp\.(gate|up)_proj",
+        tensors={f"model.layers.{i}.mlp.gate_up_proj.weight": (192, 64) for i in range(2)},
+    ),
+    "glm4moe": _case(
+        "Glm4MoeForCausalLM", "glm4_moe",
+        {"head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+         "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+         "num_nextn_predict_layers": 1, "num_hidden_layers": 2},
+        tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
+        tensors=_glm_moe(),
+    ),
     "gptoss": _case("GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS),
     "gptoss_mxfp4": _case(
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
@@ -447,10 +478,18 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "gpt2": {"split": None},
     "phi4": {"split": GPT4O_SPLIT, "kind": "GPT2Tokenizer"},
     "gpt4o": {"split": GPT4O_SPLIT},
+    "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
 
-PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2", "phi4": "gpt-4o", "gpt4o": "gpt-4o"}
+PRE = {
+    "llama3": "llama-bpe",
+    "llama3_merged": "dbrx",
+    "gpt2": "gpt-2",
+    "phi4": "gpt-4o",
+    "gpt4o": "gpt-4o",
+    "glm": "glm4",
+}
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
 
 
