@@ -21,7 +21,7 @@ def converted(name: str, folder: Path, plugins: Plugins) -> Path:
     case, out = cases.CASES[name], folder / f"{name}.gguf"
     kind = TensorType[case["outtype"].upper()] if "outtype" in case else None
     file = plugins.open_folder(cases.write_checkpoint(folder, name), kind)
-    write(unchanged(file, file_type(file.kind.name)), out)
+    write(unchanged(file, file_type(file.file_type)), out)
     return out
 
 
@@ -34,7 +34,17 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", "qwen3moe", "gemma3", "granite", "olmo3", "smollm3", pytest.param("llama_fp8", marks=pytest.mark.slow)],
+    [
+        "llama3",
+        "qwen3moe",
+        "gemma3",
+        "granite",
+        "olmo3",
+        "smollm3",
+        "phi3",
+        "gptoss_mxfp4",
+        pytest.param("llama_fp8", marks=pytest.mark.slow),
+    ],
 )
 def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:
     path = converted(name, tmp_path, plugins)
@@ -156,3 +166,23 @@ def test_float8_without_scales(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama")
     cases.write_safetensors(folder / "model.safetensors", {"model.norm.weight": ("F8_E4M3", (64,), bytes(64))})
     expect(folder, plugins, "model.norm.weight", "float8 without", "_scale_inv")
+
+
+def test_blocks_without_scales_and_of_other_shapes(tmp_path: Path, plugins: Plugins) -> None:
+    name = "model.layers.0.mlp.experts.down_proj_"
+    folder = cases.write_checkpoint(tmp_path, "gptoss_mxfp4")
+    shapes = cases.shapes_of(cases.CASES["gptoss_mxfp4"])
+    tensors = {tensor: cases.entry_of(tensor, "BF16", shape) for tensor, shape in shapes.items()}
+    del tensors[f"{name}scales"]
+    cases.write_shards(folder, tensors, 1)
+    expect(folder, plugins, "model.safetensors", f"{name}blocks", f"has no '{name}scales' beside it")
+    tensors[f"{name}scales"] = cases.entry_of(f"{name}scales", "BF16", (4, 64, 2))
+    cases.write_shards(folder, tensors, 1)
+    expect(folder, plugins, f"{name}blocks", "(4, 64, 3, 16)", "expected (4, 64, 2, 16)")
+
+
+def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "glm4")
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("<|user|>", "<|you|>"))
+    expect(folder, plugins, "tokenizer_config.json", "no '<|user|>'")

@@ -194,3 +194,34 @@ def test_file_that_is_no_importance_matrix(invoke, wide: Path, out: Path, tmp_pa
     result = invoke("quantize", wide, out, "Q4_K_M", "--imatrix", path)
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
     assert str(path) in result.stderr
+
+
+def test_copies_split_and_merge(invoke, wide: Path, tmp_path: Path) -> None:
+    result = invoke("quantize", wide, tmp_path / "part.gguf", "COPY", "--split-max-tensors", "8")
+    shards = sorted(tmp_path.glob("part-*.gguf"))
+    assert result.exit_code == 0
+    assert f"{len(shards)} shards: {shards[0]} to {shards[-1].name}" in " ".join(result.stdout.split())
+    merged = tmp_path / "merged.gguf"
+    assert invoke("quantize", shards[1], merged, "copy").exit_code == 0
+    with open_gguf(wide) as before, open_gguf(merged) as after:
+        assert before.tensors.keys() == after.tensors.keys()
+        assert all((before.data(name) == after.data(name)).all() for name in before.tensors)
+    result = invoke("quantize", shards[0], tmp_path / "kept.gguf", "F16", "--keep-split")
+    assert result.exit_code == 0
+    assert len(list(tmp_path.glob("kept-*.gguf"))) == len(shards)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--keep-split", "--split-max-tensors", "3"), "exclude each other"),
+        (("--pure",), "COPY keeps all types"),
+        (("--split-max-size", "much"), "'much' is not a size"),
+        (("--split-max-tensors", "0"), "--split-max-tensors"),
+    ],
+)
+def test_wrong_options_of_shards(options, message: str, invoke, wide: Path, out: Path) -> None:
+    result = invoke("quantize", wide, out, "COPY", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not out.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,11 @@ import numpy.typing as npt
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER, _SHORT = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace("{1,3}", "")
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -80,12 +86,13 @@ def write_bpe(
     ignore_merges: bool = False,
     bos: bool = False,
     kind: str = "PreTrainedTokenizerFast",
+    more: Iterable[str] = (),
 ) -> int:
     """Write tokenizer.json of a byte-level BPE; return the number of tokens."""
     merges = [("\u0120", "t"), ("h", "e"), ("i", "n"), ("\u0120t", "he"), ("e", "r"), ("o", "n"), ("\u0120", "a")]
     texts = [*byte_characters(), *("".join(pair) for pair in merges)]
     vocab = {text: i for i, text in enumerate(texts)}
-    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>"]
+    added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>", *more]
     tokens = [
         {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": text != "<tool>"}
@@ -255,6 +262,50 @@ def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, *
     return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
 
 
+_GPTOSS: dict[str, Any] = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 64, "rope_theta": 150000,
+    "intermediate_size": 96, "hidden_size": 64, "num_hidden_layers": 2,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 128, "beta_fast": 32.0,
+                     "beta_slow": 1.0, "truncate": False},
+}  # fmt: skip
+_GPTOSS_OPTIONS: dict[str, Any] = {"tokenizer": "gpt4o", "biases": "qkv", "without": r"\.mlp\.(gate|up|down)_proj"}
+
+
+def _gptoss(*, packed: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes of experts, sinks and biases; `packed` ones are bytes."""
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(2):
+        mlp = f"model.layers.{i}.mlp."
+        found |= {
+            f"model.layers.{i}.self_attn.sinks": (4,), f"model.layers.{i}.self_attn.o_proj.bias": (64,),
+            f"{mlp}router.weight": (4, 64), f"{mlp}router.bias": (4,),
+            f"{mlp}experts.gate_up_proj_bias": (4, 192), f"{mlp}experts.down_proj_bias": (4, 64),
+        }  # fmt: skip
+        for name, n_out, n_in in (("gate_up", 192, 64), ("down", 64, 96)):
+            if packed:
+                found[f"{mlp}experts.{name}_proj_blocks"] = (4, n_out, n_in // 32, 16)
+                found[f"{mlp}experts.{name}_proj_scales"] = (4, n_out, n_in // 32)
+            else:
+                found[f"{mlp}experts.{name}_proj"] = (4, n_in, n_out)
+    return found
+
+
+_GLM_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+
+
+def _glm_moe() -> dict[str, tuple[int, ...]]:
+    """Shapes of a dense layer, shared experts and a prediction layer."""
+    sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
+    last = decoder_shapes(sizes, biases="qkv", qk_norm=32, experts="qwen")
+    found = {name: shape for name, shape in last.items() if ".layers.2." in name}
+    found |= _network("model.layers.0.mlp.", 64, 96)
+    for i in (1, 2):
+        found |= _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
+        found[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = (4,)
+    head = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
+    return found | {f"model.layers.2.{name}.weight": shape for name, shape in head.items()}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
     "llama_int_theta": _case(
@@ -374,6 +425,25 @@ CASES: dict[str, dict[str, Any]] = {
         {"rope_theta": 250000.0, "original_max_position_embeddings": 512, "sliding_window": None},
         tokenizer="phi4", fused=True,
     ),
+    "glm4": _case(
+        "Glm4ForCausalLM", "glm4", {"head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+        tokenizer="glm", biases="qkv", norms=_GLM_NORMS, without=r"\.mlp\.(gate|up)_proj",
+        tensors={f"model.layers.{i}.mlp.gate_up_proj.weight": (192, 64) for i in range(2)},
+    ),
+    "glm4moe": _case(
+        "Glm4MoeForCausalLM", "glm4_moe",
+        {"head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+         "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+         "num_nextn_predict_layers": 1, "num_hidden_layers": 2},
+        tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
+        tensors=_glm_moe(),
+    ),
+    "gptoss": _case("GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS),
+    "gptoss_mxfp4": _case(
+        "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
+        tensors=_gptoss(packed=True), **_GPTOSS_OPTIONS,
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -406,11 +476,20 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
     "llama3_merged": {"split": LLAMA3_SPLIT},
     "gpt2": {"split": None},
-    "phi4": {"split": LLAMA3_SPLIT, "kind": "GPT2Tokenizer"},
+    "phi4": {"split": GPT4O_SPLIT, "kind": "GPT2Tokenizer"},
+    "gpt4o": {"split": GPT4O_SPLIT},
+    "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
 
-PRE = {"llama3": "llama-bpe", "llama3_merged": "dbrx", "gpt2": "gpt-2", "phi4": "dbrx"}
+PRE = {
+    "llama3": "llama-bpe",
+    "llama3_merged": "dbrx",
+    "gpt2": "gpt-2",
+    "phi4": "gpt-4o",
+    "gpt4o": "gpt-4o",
+    "glm": "glm4",
+}
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
 
 
@@ -420,6 +499,8 @@ def shapes_of(case: Mapping[str, Any]) -> Shapes:
     shapes = decoder_shapes(case["config"], **{name: case[name] for name in names if name in case})
     for old, new in case.get("renamed", ()):
         shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
+    if left_out := case.get("without"):
+        shapes = {name: shape for name, shape in shapes.items() if not re.search(left_out, name)}
     return shapes | case.get("tensors", {})
 
 
@@ -433,6 +514,14 @@ def _float8(name: str, entry: tuple[str, tuple[int, ...], bytes]) -> dict[str, t
     scales = tuple(-(-n // 32) for n in shape)
     raw = encoded(np.abs(random_values(name, scales)) * np.float32(0.01), "F32")
     return {name: ("F8_E4M3", shape, codes.tobytes()), f"{name}_scale_inv": ("F32", scales, raw)}
+
+
+def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bytes]:
+    """Random tensor; bytes for names of MXFP4 blocks or scales."""
+    if not name.endswith(("_blocks", "_scales")):
+        return dtype, shape, encoded(random_values(name, shape), dtype)
+    low, high = (0, 256) if name.endswith("_blocks") else (118, 126)
+    return "U8", shape, np.random.RandomState(zlib.crc32(name.encode())).randint(low, high, shape, np.uint8).tobytes()
 
 
 def write_checkpoint(folder: Path, name: str) -> Path:
@@ -449,8 +538,7 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     if generation := case.get("generation"):
         (path / "generation_config.json").write_text(json.dumps(generation))
-    tensors = {tensor: (dtype, shape, encoded(random_values(tensor, shape), dtype))
-               for tensor, shape in shapes_of(case).items()}  # fmt: skip
+    tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
     if case.get("fp8"):
         tensors = {name: entry for tensor, old in tensors.items() for name, entry in _float8(tensor, old).items()}
     write_shards(path, tensors, case.get("shards", 1))

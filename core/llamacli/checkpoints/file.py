@@ -41,6 +41,9 @@ _ALWAYS_F32 = frozenset(
 """Matrices that are float32 in all files, by their names in a block."""
 
 FILE_TYPES = {TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32}
+_MXFP4_FILE = 38
+_MXFP4 = "_blocks", "_scales"
+"""Ends of the names of matrices of 4-bit floats, and of their scales, one byte for 32."""
 _NATIVE = {"F16": TensorType.F16, "BF16": TensorType.BF16}
 
 
@@ -48,7 +51,8 @@ _NATIVE = {"F16": TensorType.F16, "BF16": TensorType.BF16}
 class _Source:
     """Where a tensor of the file comes from.
 
-    `names` are those of the checkpoint, of experts that are stacked if `stacked`; `part` of `n_parts` below each other.
+    `names` are those of the checkpoint, of experts that are stacked if `stacked`; `part` of `n_parts` below each other,
+    or every `n_parts`th row from `part` on if they are `mixed`. `packed` are MXFP4 blocks and their scales.
     """
 
     names: tuple[str, ...]
@@ -56,6 +60,8 @@ class _Source:
     stacked: bool = False
     part: int = 0
     n_parts: int = 1
+    mixed: bool = False
+    packed: bool = False
     conversion: Conversion | None = None
     values: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False)
 
@@ -83,7 +89,7 @@ class CheckpointFile:
         self.tensors = {name: self._info(name, source) for name, source in self._sources.items()}
         keys = general_keys(
             folder.path, checkpoint.architecture, {name: info.shape for name, info in self.tensors.items()},
-            FILE_TYPES[self.kind],
+            FILE_TYPES[self.kind] if self.file_type == self.kind.name else _MXFP4_FILE,
         )  # fmt: skip
         keys |= configured
         from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for a list of plugins
@@ -97,6 +103,11 @@ class CheckpointFile:
         header = packed_header(list(self._pairs.values()), [])
         self.metadata = parse_header(header, str(folder.path)).metadata
         self.paths = [folder.path / "config.json", *folder.files]
+
+    @property
+    def file_type(self) -> str:
+        """Name of the file's type, as `llamacli.conversion.file_type` takes it."""
+        return "MXFP4_MOE" if any(source.packed for source in self._sources.values()) else self.kind.name
 
     # --- tensors ---
 
@@ -114,10 +125,10 @@ class CheckpointFile:
             if name not in entries:
                 raise ModelFormatError(f"{entries[scale].path}: tensor {scale!r} has no {name!r} beside it")
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if method not in (None, "fp8") and not (method == "compressed-tensors" and found):
+        if method not in (None, "fp8", "mxfp4") and not (method == "compressed-tensors" and found):
             raise ModelFormatError(
-                f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantized and FP8 "
-                "checkpoints are read; take the original checkpoint, or a GGUF file"
+                f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantized, FP8 "
+                "and MXFP4 checkpoints are read; take the original checkpoint, or a GGUF file"
             )
         for name, entry in entries.items():
             if entry.dtype.startswith("F8_E4M3") and name not in found:
@@ -129,33 +140,69 @@ class CheckpointFile:
         names = Names(checkpoint, n_layer, self._config_path)
         single: dict[str, tuple[str, ...]] = {}
         experts: dict[str, dict[int, str]] = {}
-        scales = set(self._scales.values())
+        scales, packed = set(self._scales.values()), self._packed()
         for name in self._folder.entries:
-            if name in scales or name.endswith((".input_scale", ".k_scale", ".v_scale")) or self._is_left_out(name):
+            if (
+                name in scales
+                or name in packed.values()
+                or name.endswith((".input_scale", ".k_scale", ".v_scale"))
+                or self._is_left_out(name)
+            ):
                 continue
-            if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name):
+            if name in packed:
+                single[names.plain(f"{name.removesuffix(_MXFP4[0])}.weight")] = name, packed[name]
+            elif match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name):
                 experts.setdefault(names.plain(f"{match[1]}.{match[3]}"), {})[int(match[2])] = name
             else:
                 single[names.plain(name)] = (name,)
         stacks = {plain: self._numbered(plain, found) for plain, found in experts.items()}
         for plain, originals in (single | stacks).items():
-            shape = self._shape_of(originals)
+            is_packed, mixed = originals[0] in packed, checkpoint.mixed
+            shape = self._packed_shape(*originals) if is_packed else self._shape_of(originals)
             stacked = plain in stacks
             parts = names.parts(plain)
-            if shape and len(parts) > 1 and (len(shape) < 2 or shape[-2] % len(parts)):
+            axis = -1 if mixed and not is_packed else -2
+            if shape and len(parts) > 1 and (len(shape) < 2 or shape[axis] % len(parts)):
                 raise ModelFormatError(
                     f"{self._where(originals[0])} has the shape {shape}, expected {len(parts)} parts"
                 )
+            shape_of_parts = list(shape)
+            if len(parts) > 1:
+                shape_of_parts[axis] //= len(parts)
             for number, part in enumerate(parts):
                 target = names.target(part, self._where(originals[0]))
-                shape_of_part = (*shape[:-2], shape[-2] // len(parts), shape[-1]) if len(parts) > 1 else shape
+                shape_of_part = tuple(shape_of_parts)
                 conversion = checkpoint.convert.get(re.sub(r"^blk\.\d+\.", "", target))
+                if is_packed:
+                    conversion = None
                 if conversion:
                     shape_of_part = conversion.shape(shape_of_part, self._settings)
-                yield target, _Source(originals, shape_of_part, stacked, number, len(parts), conversion)
+                yield (
+                    target,
+                    _Source(originals, shape_of_part, stacked, number, len(parts), mixed, is_packed, conversion),
+                )
         names.check()
         for target, values in checkpoint.extra(self._settings).items():
             yield target, _Source((), values.shape, values=values)
+
+    def _packed(self) -> dict[str, str]:
+        """Names of scales by the names of their MXFP4 blocks."""
+        found = {}
+        for name, entry in self._folder.entries.items():
+            if name.endswith(_MXFP4[0]) and entry.dtype == "U8":
+                found[name] = scales = name.removesuffix(_MXFP4[0]) + _MXFP4[1]
+                if scales not in self._folder.entries:
+                    raise ModelFormatError(f"{entry.path}: tensor {name!r} has no {scales!r} beside it")
+        return found
+
+    def _packed_shape(self, blocks: str, scales: str) -> Shape:
+        """Shape of a matrix of MXFP4 blocks, 16 bytes for 32 numbers."""
+        shape, of_scales = (self._folder.entries[name].shape for name in (blocks, scales))
+        if len(shape) < 3 or shape != (*of_scales, 16):
+            raise ModelFormatError(
+                f"{self._where(blocks)} has the shape {shape}, and its scales {of_scales}: expected {(*of_scales, 16)}"
+            )
+        return (*shape[:-2], shape[-2] * 32)
 
     def _is_left_out(self, name: str) -> bool:
         plain = name.replace("language_model.", "")
@@ -197,6 +244,8 @@ class CheckpointFile:
         base = re.sub(r"^blk\.\d+\.", "", name)
         is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
         kind = TensorType.F32 if is_plain or base in _ALWAYS_F32 else self.kind
+        if source.packed:
+            kind = TensorType.MXFP4
         return TensorInfo(name=name, shape=source.shape, type=kind, n_bytes=nbytes(kind, source.shape))
 
     # --- the interface of model files ---
@@ -210,11 +259,23 @@ class CheckpointFile:
         if name not in self._sources:
             raise ModelFormatError(f"{self.path}: tensor {name!r} is missing")
         info, source = self.tensors[name], self._sources[name]
+        if source.packed:
+            return self._blocks(source)
         array = self._read(source, info.type)
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
         return rows.view(np.uint8) if rows.dtype != np.uint8 else rows
+
+    def _blocks(self, source: _Source) -> npt.NDArray[np.uint8]:
+        """MXFP4 blocks as GGML has them, uint8 [n_rows, row_bytes].
+
+        The scale, then numbers i and i + 16 in a byte.
+        """
+        blocks, scales = (self._part(name, source, kept=True, axis=1) for name in source.names)
+        codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+        packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
+        return packed.reshape(-1, packed.shape[-2] * packed.shape[-1])
 
     def _read(self, source: _Source, kind: Any) -> Array:
         """Values as `kind` stores them: numbers, or the bits of bfloat16."""
@@ -238,12 +299,14 @@ class CheckpointFile:
         bits = quantize(array.astype(np.float32).reshape(-1, array.shape[-1]), kind)
         return np.asarray(bits).view(np.uint16).reshape(array.shape)
 
-    def _part(self, name: str, source: _Source, *, kept: bool) -> Array:
+    def _part(self, name: str, source: _Source, *, kept: bool, axis: int = -1) -> Array:
         entry = self._folder.entries[name]
         array = self._folder.file(entry).array(name)
         if not kept:
             array = self._numbers(name, array, entry.dtype)
-        if source.n_parts > 1:
+        if source.n_parts > 1 and source.mixed:
+            array = array.swapaxes(axis, 0)[source.part :: source.n_parts].swapaxes(axis, 0)
+        elif source.n_parts > 1:
             n_rows = array.shape[-2] // source.n_parts
             array = array[..., source.part * n_rows : (source.part + 1) * n_rows, :]
         return array

@@ -40,7 +40,8 @@ class Checkpoint:
       `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind, tokenizer_config.json and config.json.
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block, where the map has none.
-    - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex.
+    - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
+      `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
     - `extra`: tensors that are computed from the fields of config.json.
     """
@@ -56,6 +57,7 @@ class Checkpoint:
     rename: tuple[tuple[str, str], ...] = ()
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     split: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    mixed: bool = False
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
 

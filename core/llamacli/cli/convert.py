@@ -76,7 +76,7 @@ def convert(
     if wanted is None or stored is not None:
         if importance:
             raise InvalidRequestError("--imatrix is for a TYPE that quantizes")
-        planned = unchanged(file, file_type(file.kind.name))
+        planned = unchanged(file, file_type(file.file_type))
     else:
         planned = plan(file, wanted, imatrix=importance)
     finish(planned, out, threads, force=force, dry_run=dry_run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import click
 
 from llamacli.cli.command import Command
 from llamacli.cli.hub import resolve_model
+from llamacli.cli.numbers import ByteSize, Integer
 from llamacli.cli.options import PATH, global_options, option, threads_option
 from llamacli.cli.output import human_bytes, note, print_table, printable
 from llamacli.cli.progress import bar
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+COPY = "COPY"
+"""TYPE that keeps types and metadata of the file."""
+
 
 def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
     """Types that begin as typed."""
     from llamacli.conversion import FILE_TYPES
 
-    return [name for name in FILE_TYPES if name.startswith(typed.upper())]
+    return [name for name in (*FILE_TYPES, COPY) if name.startswith(typed.upper())]
 
 
 @click.command(cls=Command)
@@ -39,6 +44,9 @@ def complete_type(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 @option("--tensor-type", metavar="NAME=TYPE", multiple=True, help="Type of tensors whose names hold the regex NAME.")
 @option("--pure", is_flag=True, help="Use one type for all weights, instead of a mixture.")
 @option("--allow-requantize", is_flag=True, help="Quantize weights that are already quantized, which loses precision.")
+@option("--keep-split", is_flag=True, help="Write as many shards as MODEL has, with the same tensors.")
+@option("--split-max-tensors", metavar="N", type=Integer(1), help="Write shards of at most N tensors.")
+@option("--split-max-size", metavar="SIZE", type=ByteSize(), help="Write shards of at most SIZE bytes, such as 4G.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
 @threads_option
@@ -51,6 +59,9 @@ def quantize(
     tensor_type: tuple[str, ...],
     pure: bool,
     allow_requantize: bool,
+    keep_split: bool,
+    split_max_tensors: int | None,
+    split_max_size: int | None,
     force: bool,
     dry_run: bool,
     threads: int | None,
@@ -69,13 +80,17 @@ def quantize(
 
     --tensor-type, as in attn_v=Q8_0, may be given several times; the first that fits counts.
 
-    For a split model, MODEL is any of its files, and OUT is one file. Norms, routers and metadata other than the file
+    COPY keeps all types and metadata: it merges a split model, or splits one with the options for that.
+
+    For a split model, MODEL is any of its files, and OUT is one file unless --keep-split or a --split-max option is
+    given: then it is OUT-00001-of-00003.gguf and so on. Norms, routers and metadata other than the file
     type are copied. OUT is written atomically: an interrupted run leaves nothing behind.
     """
     if not os.path.basename(out):
         raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
     with bar(f"reading {os.path.basename(model)}"):
-        from llamacli.conversion import file_type, plan, read_imatrix
+        from llamacli.conversion import file_type, plan, read_imatrix, unchanged
+        from llamacli.conversion.shards import kept_shards, shards_by_limit
         from llamacli.gguf import open_gguf
         from llamacli.plugins import installed_plugins
 
@@ -89,8 +104,12 @@ def quantize(
         raise click.UsageError(
             f"MODEL, OUT and TYPE are needed. Here: llamacli quantize {model} {named}-{out}.gguf {out}"
         )
+    if sum(map(bool, (keep_split, split_max_tensors, split_max_size))) > 1:
+        raise click.UsageError("--keep-split, --split-max-tensors and --split-max-size exclude each other.")
+    if kind.upper() == COPY and (imatrix or tensor_type or pure):
+        raise click.UsageError("COPY keeps all types: --imatrix, --tensor-type and --pure are for others.")
     try:
-        wanted = file_type(kind)
+        wanted = None if kind.upper() == COPY else file_type(kind)
     except InvalidRequestError as error:
         if _is_type(out):
             raise click.UsageError(f"OUT comes before TYPE. Here: llamacli quantize {model} {kind} {out}") from None
@@ -101,9 +120,16 @@ def quantize(
         check_out(out, force=force)
     importance = read_imatrix(Path(imatrix)) if imatrix else None
     with open_gguf(model) as file:
-        planned = plan(file, wanted, pure=pure, imatrix=importance, overrides=overrides)
-        _check_requantizing(planned, allow_requantize)
-        finish(planned, out, threads, force=force, dry_run=dry_run)
+        if wanted is None:
+            planned = unchanged(file, None)
+        else:
+            planned = plan(file, wanted, pure=pure, imatrix=importance, overrides=overrides)
+            _check_requantizing(planned, allow_requantize)
+        shards = kept_shards(file) if keep_split else []
+        if split_max_tensors or split_max_size:
+            infos = [tensor.target for tensor in planned.tensors]
+            shards = shards_by_limit(infos, n_tensors=split_max_tensors or 0, n_bytes=split_max_size or 0)
+        finish(planned, out, threads, force=force, dry_run=dry_run, shards=shards)
 
 
 def _named_type(text: str) -> tuple[str, IntEnum]:
@@ -127,17 +153,24 @@ def _is_type(text: str) -> bool:
         return False
 
 
-def finish(planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool) -> None:
+def finish(
+    planned: Plan, out: str, threads: int | None, *, force: bool, dry_run: bool, shards: Sequence[int] = ()
+) -> None:
     """Write the file of a plan unless `dry_run`; print its types."""
     _check_weights(planned, dry_run)
     _warn_of_fallbacks(planned)
     if not dry_run:
         try:
-            _write(planned, Path(out), threads, force)
+            _write(planned, Path(out), threads, force, shards)
         except KeyboardInterrupt:
             note(f"interrupted: {out} is not written")
             raise
     _print_types(planned, f"{out} would be" if dry_run else out)
+    if shards:
+        from llamacli.conversion.shards import shard_path
+
+        names = [shard_path(Path(out), i, len(shards)) for i in (0, len(shards) - 1)]
+        click.echo(printable(f"{len(shards)} shards: {names[0]} to {names[-1].name}"))
 
 
 def check_out(out: str, *, force: bool) -> None:
@@ -149,14 +182,14 @@ def check_out(out: str, *, force: bool) -> None:
     check_target(Path(out), overwrite=force)
 
 
-def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool) -> None:
+def _write(planned: Plan, path: Path, threads: int | None, overwrite: bool, shards: Sequence[int]) -> None:
     from llamacli.conversion import write
     from llamacli.engine import jit_disabled
 
     if jit_disabled() and planned.needs_kernels:
         raise InvalidRequestError("NUMBA_DISABLE_JIT is set, so the kernels that quantize cannot be compiled")
     with bar(f"writing {path.name}", human_bytes) as progress:
-        write(planned, path, threads=threads, overwrite=overwrite, progress=progress)
+        write(planned, path, threads=threads, overwrite=overwrite, shards=shards, progress=progress)
 
 
 def _check_requantizing(planned: Plan, allowed: bool) -> None:
@@ -218,4 +251,4 @@ def _print_types(planned: Plan, subject: str) -> None:
     before = sum(tensor.source.n_bytes for tensor in planned.tensors)
     bits = f", {8 * planned.n_bytes / planned.n_params:.2f} bits per weight" if planned.n_params else ""
     sizes = f"{human_bytes(planned.n_bytes)} of {human_bytes(before)}{bits}"
-    click.echo(printable(f"{subject}: {planned.file_type.name}, {sizes}"))
+    click.echo(printable(f"{subject}: {planned.file_type.name if planned.file_type else COPY}, {sizes}"))

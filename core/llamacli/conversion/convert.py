@@ -1,5 +1,7 @@
 """Conversion of a model file to other tensor types, written as GGUF."""
 
+import contextlib
+import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +15,10 @@ import numpy.typing as npt
 
 from llamacli.conversion.imatrix import ImportanceMatrix
 from llamacli.conversion.mixtures import Choice, FileType, choose, requires_imatrix
+from llamacli.conversion.shards import SPLIT_KEYS, shard_pairs, shard_path
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import TensorInfo, metadata_pair, write_gguf
+from llamacli.gguf.header import DEFAULT_ALIGNMENT
 from llamacli.kernels.codebook_encoding import encode_codebook
 from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team, check_threads
@@ -33,7 +37,6 @@ from llamacli.quantization import (
 from llamacli.util.files import replacing
 
 _QUANTIZATION_VERSION = 2
-_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _CHUNK_ELEMENTS = 1 << 20
 
 _INTEGERS = (TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)
@@ -88,10 +91,13 @@ class PlannedTensor:
 
 @attrs.frozen
 class Plan:
-    """Conversion plan: all tensors in file order, and their importance matrix."""
+    """Conversion plan: all tensors in file order, and their importance matrix.
+
+    Without a `file_type` the file's metadata are copied, its type too.
+    """
 
     file: SourceFile
-    file_type: FileType
+    file_type: FileType | None
     tensors: list[PlannedTensor]
     imatrix: ImportanceMatrix | None = None
 
@@ -121,7 +127,9 @@ class Plan:
         """
         for tensor in self.tensors:
             name, kind = tensor.target.name, tensor.target.type
-            if tensor.changes and tensor.weights is None and requires_imatrix(name, kind, self.file_type):
+            if not tensor.changes or self.file_type is None:
+                continue
+            if tensor.weights is None and requires_imatrix(name, kind, self.file_type):
                 lacks = f"{self.imatrix.path} has no entry of it" if self.imatrix else "none is given"
                 raise InvalidRequestError(
                     f"{self.file.path}: tensor {name!r} would be {kind.name}, which needs an importance matrix, and "
@@ -171,7 +179,7 @@ def plan(
     return Plan(file, file_type, tensors, imatrix)
 
 
-def unchanged(file: SourceFile, file_type: FileType) -> Plan:
+def unchanged(file: SourceFile, file_type: FileType | None) -> Plan:
     """Plan that keeps the type of every tensor."""
     return Plan(file, file_type, [PlannedTensor(info, info, info.type) for info in file.tensors.values()])
 
@@ -182,21 +190,24 @@ def write(
     *,
     threads: int | None = None,
     overwrite: bool = False,
+    shards: Sequence[int] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write the target file atomically.
+    """Write the target file atomically, or with `shards` a split one.
 
-    `progress` is called with bytes written and bytes in all. Metadata is copied bit by bit, except general.file_type,
-    general.quantization_version and the keys of split files. Keys quantize.imatrix.* name the importance matrix, as
-    llama.cpp's do. Raises ModelFormatError if a tensor to convert has NaN or infinity; InvalidRequestError if values
-    exceed the range of the type, a tensor needs an importance matrix, the file exists and `overwrite` is false, it is
-    the model itself, or the disk is full.
+    `shards` are the numbers of tensors in each, which are named as `shard_path` says. `progress` is called with bytes
+    written and bytes in all. Metadata is copied bit by bit, except general.file_type, general.quantization_version and
+    the keys of split files; without a file type all but the last, which become those that gguf-split writes. Keys
+    quantize.imatrix.* name the importance matrix, as llama.cpp's do. Raises ModelFormatError if a tensor to convert has
+    NaN or infinity; InvalidRequestError if values exceed the range of the type, a tensor needs an importance matrix,
+    the file exists and `overwrite` is false, it is the model itself, or the disk is full.
     """
     planned.check_imatrix()
     file, tensors = planned.file, {tensor.target.name: tensor for tensor in planned.tensors}
-    for source in file.paths:
-        if path.exists() and path.samefile(source):
-            raise InvalidRequestError(f"{path} is a file of the source model: choose another file")
+    targets = [shard_path(path, i, len(shards)) for i in range(len(shards))] or [path]
+    for target, source in itertools.product(targets, file.paths):
+        if target.exists() and target.samefile(source):
+            raise InvalidRequestError(f"{target} is a file of the source model: choose another file")
     folder = path.absolute().parent
     if folder.is_dir() and (free := shutil.disk_usage(folder).free) < planned.n_bytes:
         raise InvalidRequestError(f"{path} needs {planned.n_bytes} bytes, but the disk has only {free} free")
@@ -209,24 +220,35 @@ def write(
 
     team = Team(check_threads(threads))
     try:
-        with replacing(path, overwrite=overwrite) as out:
-            write_gguf(
-                out,
-                _pairs(planned),
-                [tensor.target for tensor in planned.tensors],
-                lambda info: _data(file, tensors[info.name], team, count),
-                alignment=file.alignment,
-            )
+        with contextlib.ExitStack() as opened:
+            infos, merged, first = [tensor.target for tensor in planned.tensors], _merged(planned), 0
+            for i, target in enumerate(targets):
+                n = shards[i] if shards else len(infos)
+                pairs = shard_pairs(i, len(shards), len(infos)) if shards else merged
+                write_gguf(
+                    opened.enter_context(replacing(target, overwrite=overwrite)),
+                    pairs if i else [*_pairs(planned), *pairs],
+                    infos[first : first + n],
+                    lambda info: _data(file, tensors[info.name], team, count),
+                    alignment=DEFAULT_ALIGNMENT if i else file.alignment,
+                )
+                first += n
     finally:
         team.close()
 
 
+def _merged(planned: Plan) -> list[bytes]:
+    """Keys that gguf-split leaves in a file that it merges."""
+    is_merged = planned.file_type is None and len(planned.file.paths) > 1
+    return shard_pairs(0, 0, len(planned.tensors)) if is_merged else []
+
+
 def _pairs(planned: Plan) -> list[bytes]:
     file, file_type, imatrix = planned.file, planned.file_type, planned.imatrix
-    ours: dict[str, int | str] = {
-        "general.quantization_version": _QUANTIZATION_VERSION,
-        "general.file_type": file_type.number,
-    }
+    ours: dict[str, int | str] = {}
+    if file_type is not None:
+        ours["general.quantization_version"] = _QUANTIZATION_VERSION
+        ours["general.file_type"] = file_type.number
     if imatrix:
         ours |= {
             "quantize.imatrix.file": imatrix.path.name,
@@ -234,7 +256,7 @@ def _pairs(planned: Plan) -> list[bytes]:
             "quantize.imatrix.chunks_count": imatrix.chunk_count,
             **({"quantize.imatrix.dataset": imatrix.datasets[0]} if imatrix.datasets else {}),
         }
-    kept = {key: file.pair(key) for key in file.metadata if key not in _SPLIT_KEYS}
+    kept = {key: file.pair(key) for key in file.metadata if key not in SPLIT_KEYS}
     return list((kept | {key: metadata_pair(key, value) for key, value in ours.items()}).values())
 
 

@@ -115,7 +115,8 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
     """An open GGUF file.
 
     Attributes: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk. A split model
-    looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of all shards.
+    looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of all shards, and
+    `shards` the number of each tensor's one.
     Arrays from data() stay valid after close().
     """
 
@@ -128,6 +129,7 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
         self.n_bytes = sum(len(shard.mapping) for shard in shards)
         self.tensors: dict[str, TensorInfo] = {}
         self.paths = [shard.path for shard in shards]
+        self.shards = [number for number, shard in enumerate(shards) for _ in shard.header.tensors]
         self._first: _Shard | None = first
         self._shard_of: dict[str, _Shard] | None = {}
         for shard in shards:

@@ -15,6 +15,7 @@ from llamacli.gguf.header import (
     TYPE_F32,
     TYPE_I32,
     TYPE_STRING,
+    TYPE_U16,
     TYPE_U32,
     TensorInfo,
     padded,
@@ -24,8 +25,8 @@ from llamacli.quantization.tensor_types import Bytes
 _VERSION = 3
 
 
-Scalar = bool | int | float | str | bytes | np.int32
-"""Value of a metadata key, stored as bool, uint32, float32, string or int32."""
+Scalar = bool | int | float | str | bytes | np.int32 | np.uint16
+"""Value of a metadata key, stored as bool, uint32, float32, string, int32 or uint16."""
 
 
 def metadata_pair(key: str, value: Scalar | Sequence[Scalar]) -> bytes:
@@ -47,13 +48,13 @@ def _type_of(value: Scalar) -> int:
         return TYPE_STRING
     if isinstance(value, bool | float):
         return TYPE_BOOL if isinstance(value, bool) else TYPE_F32
-    return TYPE_U32 if isinstance(value, int) else TYPE_I32
+    return TYPE_U32 if isinstance(value, int) else TYPE_U16 if isinstance(value, np.uint16) else TYPE_I32
 
 
 def _packed(kind: int, values: Sequence[Scalar]) -> bytes:
     if kind == TYPE_STRING:
         return b"".join(_string(value) for value in values if isinstance(value, str | bytes))
-    code = {TYPE_BOOL: "?", TYPE_U32: "I", TYPE_I32: "i", TYPE_F32: "f"}[kind]
+    code = {TYPE_BOOL: "?", TYPE_U16: "H", TYPE_U32: "I", TYPE_I32: "i", TYPE_F32: "f"}[kind]
     return struct.pack(f"<{len(values)}{code}", *values)
 
 

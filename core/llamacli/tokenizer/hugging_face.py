@@ -378,6 +378,10 @@ def _normalizer(normalizer: Mapping[str, Any] | None) -> Keys:
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
+_WITHOUT_MARKS = {"gpt-4o": "granite-embed-multi-97m"}
+"""Names of rules that are, but for combining marks, those of others: files of these models have the former."""
+
+
 def pre_tokenizer(folder: Path, content: Mapping[str, Any], preferred: Sequence[str] = ()) -> str:
     """Name for `tokenizer.ggml.pre` of the rules that split as a tokenizer.json.
 
@@ -392,6 +396,7 @@ def pre_tokenizer(folder: Path, content: Mapping[str, Any], preferred: Sequence[
     whole = bool(content["model"].get("ignore_merges", False))
     same = [name for name, scheme in PRE_TOKENIZERS.items() if scheme.lengths(SAMPLE).tolist() == lengths]
     exact = [name for name in same if PRE_TOKENIZERS[name].ignore_merges == whole] or same
+    exact += [name for name, twin in _WITHOUT_MARKS.items() if twin in same]
     if not exact:
         raise ModelFormatError(
             f"{path}: no known value of tokenizer.ggml.pre splits text as its pre_tokenizer does; a plugin can add one "

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Phi-2, and of Phi-3, Phi-3.5 and Phi-4 for text."""
+"""Hugging Face checkpoints of Phi-2, Phi-3, Phi-3.5 and Phi-4."""
 
 import math
 from collections.abc import Callable

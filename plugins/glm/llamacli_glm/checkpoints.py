@@ -1,0 +1,70 @@
+"""Hugging Face checkpoints of GLM-4 (0414) and GLM-4.5 to 4.7."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llamacli.plugin import Checkpoint, ModelFormatError, Settings, hookimpl, rope_of
+
+LLAMACLI_API = 1
+
+
+def _head_dim(settings: Settings) -> int:
+    return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
+
+
+def _rope_dims(settings: Settings) -> int:
+    return int(_head_dim(settings) * rope_of(settings).get("partial_rotary_factor", 0.5))
+
+
+def _special(**names: str) -> Callable[[str, Settings, Settings], dict[str, Any]]:
+    """Keys of special tokens by their texts, unless the folder names others."""
+
+    def keys(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+        ids = {added["content"]: int(number) for number, added in tokenizer.get("added_tokens_decoder", {}).items()}
+        found = {}
+        for name, text in names.items():
+            if tokenizer.get(f"{name}_token") or isinstance(settings.get(f"{name}_token_id"), int):
+                continue
+            if text not in ids:
+                raise ModelFormatError(f"tokenizer_config.json: added_tokens_decoder has no {text!r}, which GLM needs")
+            found[f"tokenizer.ggml.{'unknown' if name == 'unk' else name}_token_id"] = ids[text]
+        return found
+
+    return keys
+
+
+_DENSE = dict.fromkeys(("eos", "unk", "bos"), "<|endoftext|>") | {"eot": "<|user|>"}
+_MIXTURE = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
+
+CHECKPOINTS = (
+    Checkpoint(
+        "glm4", ("Glm4ForCausalLM",), {"rope.dimension_count": _rope_dims},
+        {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131072, "head_dim": 128,
+         "rope_theta": 10000.0},
+        pre=("glm4", "chatglm-bpe"), tokenizer=_special(**_DENSE),
+    ),
+    Checkpoint(
+        "glm4moe", ("Glm4MoeForCausalLM",),
+        {
+            "rope.dimension_count": _rope_dims,
+            "block_count": lambda settings: settings["num_hidden_layers"] + settings.get("num_nextn_predict_layers", 0),
+            "nextn_predict_layers": lambda settings: settings.get("num_nextn_predict_layers"),
+            "expert_feed_forward_length": lambda settings: settings["moe_intermediate_size"],
+            "expert_shared_count": lambda settings: settings.get("n_shared_experts"),
+            "leading_dense_block_count": lambda settings: settings.get("first_k_dense_replace"),
+            "expert_gating_func": 2,
+            "expert_weights_scale": lambda settings: float(settings["routed_scaling_factor"]),
+            "expert_weights_norm": lambda settings: settings.get("norm_topk_prob"),
+        },
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 10000.0,
+         "routed_scaling_factor": 1.0},
+        pre=("glm4", "chatglm-bpe"), tokenizer=_special(**_MIXTURE),
+    ),
+)  # fmt: skip
+
+
+@hookimpl
+def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
+    """Register the layouts."""
+    for checkpoint in CHECKPOINTS:
+        register(checkpoint)
