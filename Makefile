@@ -7,7 +7,7 @@ EDITABLE := -e . -e core -e packs $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml core/pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
-        test-ray test-browser soak mix
+        test-ray test-browser soak mix mutants
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -94,6 +94,11 @@ FUZZ := PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz
 fuzz: $(VENV)/.installed-test
 	-$(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	$(FUZZ) $(ARGS)
+
+# Changed operators, numbers and conditions of modules, each tried by the tests that mirror it: tests/support/mutate.py.
+mutants: $(VENV)/.installed-test
+	PYTHONPATH=tests:tests/support $(BIN)/python -m mutate $(ARGS)
+
 # Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
 RAY := .[ray,test]
 test-ray:

@@ -294,7 +294,7 @@ class Mix:
             self.outcomes["cut off" if cut is not None else f"{path} {status}"] += 1
             if status >= 400:
                 self.refusals.setdefault(f"{path} {status}", reply[:300].decode(errors="replace"))
-            if cut is None and status and (status != 503 or kills == self.n_kills):
+            if cut is None and status not in (0, 503):  # 503: no place among the models in memory
                 self.compare(path, body, status, reply)
 
     def batched(self, request: dict[str, Any]) -> tuple[int, bytes]:
@@ -411,7 +411,7 @@ def run(seconds: float, seed: int, folder: Path) -> list[str]:
         ]
         if mix.faults:
             warnings = re.findall(r".*(?:warning|error):.*", "\n".join(logs))
-            mix.faults.append("\n".join(["warnings in the logs:", *warnings[-20:]]))
+            mix.faults.append("\n".join(["warnings in the logs:", *(line[:300] for line in warnings[-20:])]))
     return mix.faults
 
 

@@ -1,6 +1,7 @@
 """Bodies of requests, batches, catalogues, presets, frames, cached prompts."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from fuzz.target import Target
 from fuzz.targets.states import FORGERIES, forged_fields
 from llamacli import load_model
 from llamacli.cli.model_sources import preset_sources
+from llamacli.engine.stages import SPAN
 from llamacli.kv.prefixes import PrefixIndex
 from llamacli.kv.prompt_cache import PromptCache
 from llamacli.plugins import Plugins
@@ -142,7 +144,10 @@ CATALOGUES = Target(
 )
 """Manifests of the catalogue, Modelfiles, presets of models."""
 
-_ARRAYS = [["<i8", [1, 5]], ["<i4", [3]], ["<i8", [1, 4]], ["<i8", [4]]]
+_SHAPES = [[1, 5], [1], [1, len(SPAN.names or ())], [1], [1, 2], [1, 2], [1, 3], [1, 2], [1, 8]]
+_DTYPES = ["<i8", "<i4", "<i8", "<i8", "<i8", "<i4", "<i8", "<i8", "<f4"]
+_ARRAYS = [[dtype, shape] for dtype, shape in zip(_DTYPES, _SHAPES, strict=True)]
+_N_BODY = sum(int(dtype[2]) * math.prod(shape) for dtype, shape in zip(_DTYPES, _SHAPES, strict=True))
 
 
 def _read_frame(case: tuple[list[tuple[int, Any]], list[Edit], int]) -> None:
@@ -154,7 +159,7 @@ def _read_frame(case: tuple[list[tuple[int, Any]], list[Edit], int]) -> None:
 
 
 FRAMES = Target(
-    cases=st.tuples(FORGERIES, _EDITS, st.one_of(st.just(116), st.integers(0, 300))),
+    cases=st.tuples(FORGERIES, _EDITS, st.one_of(st.just(_N_BODY), st.integers(0, 300))),
     start=lambda folder: _read_frame,
     per_process=50_000,
 )
