@@ -7,7 +7,7 @@ EDITABLE := -e . -e core -e packs $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml core/pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
-        test-ray test-browser soak
+        test-ray test-browser soak mix mutants
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -23,11 +23,18 @@ quick: $(VENV)/.installed-test
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not browser"
 
+# Random requests of every kind under load, each compared with it alone: see tests/support/mix.py. ARGS: --seed.
+MIX_SECONDS ?= 1800
+MIX := PYTHONPATH=tests:tests/support $(BIN)/python -m mix
+mix: $(VENV)/.installed-test
+	$(MIX) --seconds $(MIX_SECONDS) $(ARGS)
+
 # The rest: what is slow, and what tries more examples in the full profile. Tests of clients that cannot be installed skip.
 test-all: test-bounds docs test-examples test-ray test-browser
 	-$(BIN)/python -m pip install --quiet -e '.[clients]'
 	rm -f $(VENV)/.installed-test  # litellm holds huggingface_hub back: the next make test installs it again
 	$(FUZZ) --minutes 0.03
+	$(MIX) --seconds 30
 	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
 
 # The web page in Chromium, which is installed where it is missing and apt-get can do so; else the tests skip.
@@ -87,6 +94,11 @@ FUZZ := PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz
 fuzz: $(VENV)/.installed-test
 	-$(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	$(FUZZ) $(ARGS)
+
+# Changed operators, numbers and conditions of modules, each tried by the tests that mirror it: tests/support/mutate.py.
+mutants: $(VENV)/.installed-test
+	PYTHONPATH=tests:tests/support $(BIN)/python -m mutate $(ARGS)
+
 # Replicas on a Ray cluster, in an environment of its own: Ray brings other servers for uvicorn, and much else.
 RAY := .[ray,test]
 test-ray:

@@ -6,6 +6,7 @@ import runpy
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -194,6 +195,13 @@ class TestIsolation:
         plugins = install(dummy_slow=(registering("one"), {ARCHITECTURES: {"one": "dummy_slow"}}))
         with pytest.warns(PluginWarning, match=r"dummy_slow \(from dummy_slow 1.5\) took [0-9.]+ seconds to load"):
             plugins.resolve(metadata("one"))
+
+    def test_threads_load_a_plugin_once(self, install: Installed) -> None:
+        source = "import time\ntime.sleep(0.1)\n" + registering("one")
+        plugins = install(dummy_shared=(source, {ARCHITECTURES: {"one": "dummy_shared"}}))
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(plugins.resolve, metadata("one")) for _ in range(4)]
+        assert {future.result().name for future in found} == {"one"}
 
     def test_a_malformed_entry_point(self, install: Installed, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):

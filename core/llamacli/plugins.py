@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ import pluggy
 
 from llamacli import hookspecs
 from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, reason_of
+from llamacli.util.locking import fork_safe
 from llamacli.util.settings import KERNEL_API, KERNEL_API_CHANGE
 
 if TYPE_CHECKING:
@@ -144,6 +146,7 @@ class Plugins:
         self._manager = pluggy.PluginManager("llamacli")
         self._manager.add_hookspecs(hookspecs)
         self._errors: dict[str, PluginError] = {}
+        self._lock = fork_safe(threading.RLock())  # a plugin may load others
         self._registered: dict[str, dict[str, Any]] = {kind.name: {} for kind in KINDS}
         self._brings: dict[str, dict[str, list[Any]]] = {}
 
@@ -173,6 +176,10 @@ class Plugins:
 
     def load(self, entry: EntryPoint) -> None:
         """Import the entry's module, register its hooks; always the same PluginError."""
+        with self._lock:  # models are loaded by several threads
+            self._load(entry)
+
+    def _load(self, entry: EntryPoint) -> None:
         if entry.module in self._errors:
             raise self._errors[entry.module]
         if self._manager.has_plugin(entry.module):

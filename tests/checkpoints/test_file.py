@@ -114,6 +114,20 @@ def test_wrong_configuration(
     expect(folder, plugins, str(folder), *texts)
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"head_dim": None, "hidden_size": "wide"}, "for field head_dim: TypeError"),
+        ({"head_dim": None, "num_attention_heads": 0}, "for field head_dim: ZeroDivisionError"),
+    ],
+)
+def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_path: Path, plugins: Plugins) -> None:
+    """Fields that a plugin computes of others, which are wrong."""
+    folder = cases.write_checkpoint(tmp_path, "llama_f32")
+    edited(folder, **fields)
+    expect(folder, plugins, str(folder), reason)
+
+
 def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen3")
     edited(folder, architectures=["MixtralForCausalLM"], num_local_experts=4)

@@ -1,4 +1,4 @@
-"""Limits of the address space: one line, whatever part of a run meets them."""
+"""Limits of the address space: errors of one line."""
 
 import subprocess
 import sys
@@ -12,12 +12,15 @@ SCHEMA = '{"type": "object", "properties": {"fox": {"type": "string"}}}'
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """Compile the kernels without a limit: LLVM ends a process that has no memory for that."""
+    """Compile the kernels without a limit.
+
+    LLVM ends a process that has no memory for that.
+    """
     assert not limited(64 << 10).returncode
 
 
 def limited(mib: int) -> subprocess.CompletedProcess[str]:
-    """Text with a schema, in a process with an address space of so many MiB."""
+    """Run a schema in a limited address space."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20}, {mib << 20}))\n"
         "from llamacli.cli import main; main()"

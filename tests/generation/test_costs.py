@@ -30,6 +30,14 @@ def test_long_runs_of_equal_steps_do_not_spoil_the_fit() -> None:
     assert cost.base == pytest.approx(0.025)
 
 
+def test_small_steps_are_not_slower_where_time_grows_faster_than_rows() -> None:
+    cost = StepCost()
+    cost.observe(10, 0.01)
+    cost.observe(1000, 10.0)
+    assert cost.base == 0
+    assert cost.seconds(10) == pytest.approx(0.01, rel=0.01)
+
+
 def test_changed_speed_is_followed() -> None:
     cost = StepCost()
     for factor in (1, 3):

@@ -67,7 +67,7 @@ def settings_of(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) 
     settings = dict(config)
     for field, value in checkpoint.defaults.items():
         if settings.get(field) is None:
-            settings[field] = value(settings) if callable(value) else value
+            settings[field] = _value(value, settings, f"{source}: for field {field}")
     rope = settings.get("rope_parameters", settings.get("rope_scaling")) or {}
     if not isinstance(rope, dict):
         raise ModelFormatError(f"{source}: rope_scaling is {rope!r}, expected an object")
@@ -109,14 +109,19 @@ def configured_keys(settings: Settings, checkpoint: Checkpoint, source: str) -> 
         found["expert_gating_func"] = _GATING[score]
     try:
         found |= _rope_keys(settings)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelFormatError(f"{source}: rope_scaling: {type(error).__name__}: {error}") from error
     for key, value in checkpoint.keys.items():
-        try:
-            found[key] = value(settings) if callable(value) else value
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelFormatError(f"{source}: for key {key}: {type(error).__name__}: {error}") from error
+        found[key] = _value(value, settings, f"{source}: for key {key}")
     return {f"{checkpoint.architecture}.{key}": value for key, value in found.items() if value is not None}
+
+
+def _value(value: Any, settings: Settings, place: str) -> Any:
+    """Value of a plugin's table, which may be a function of the settings."""
+    try:
+        return value(settings) if callable(value) else value
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelFormatError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def _typed(value: Any, kind: type, fields: tuple[str, ...], source: str) -> Any:

@@ -283,6 +283,7 @@ class LocalEngine:
     async def _loaded_within(self, name: str) -> LoadedModel:
         """Loaded model, after `load_timeout` at the latest."""
         future = asyncio.wrap_future(self.load(name))
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if the client has left
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.settings.load_timeout)
         except TimeoutError:

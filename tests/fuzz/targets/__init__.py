@@ -5,6 +5,8 @@ from fuzz.targets.commands import COMMANDS
 from fuzz.targets.copies import COPIES
 from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
+from fuzz.targets.pictures import ENCODERS, FOLDERS, PICTURES
+from fuzz.targets.served import BATCHES, CATALOGUES, FRAMES, PROMPTS, REQUESTS
 from fuzz.targets.states import STATES
 from fuzz.targets.templates import TEMPLATES
 from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
@@ -22,4 +24,12 @@ TARGETS: dict[str, Target] = {
     "grammar": GRAMMARS,
     "schema": SCHEMAS,
     "command": COMMANDS,
+    "picture": PICTURES,
+    "encoder": ENCODERS,
+    "folder": FOLDERS,
+    "request": REQUESTS,
+    "batch": BATCHES,
+    "catalogue": CATALOGUES,
+    "frame": FRAMES,
+    "prompt": PROMPTS,
 }

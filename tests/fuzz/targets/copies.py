@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tiny_variants
 from fuzz.mutations import Edit, edited, edits
 from fuzz.target import Target
-from fuzz.targets.states import _FORGERIES, _RAW, _places
+from fuzz.targets.states import _RAW, FORGERIES, _places
 from llamacli import load_model
 from llamacli.engine.packed_copies import finish_copies, folder, writing
 from llamacli.engine.packed_copies.format import PREFIX
@@ -59,7 +59,7 @@ def _start(base: Path) -> Callable[[tuple[list[Edit], list[tuple[int, Any]]]], N
 
 
 COPIES = Target(
-    cases=st.one_of(st.tuples(edits(_RAW, 3), st.just([])), st.tuples(st.just([]), _FORGERIES)),
+    cases=st.one_of(st.tuples(edits(_RAW, 3), st.just([])), st.tuples(st.just([]), FORGERIES)),
     start=_start,
     per_process=1000,
 )

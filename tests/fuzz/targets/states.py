@@ -1,5 +1,6 @@
 """Saved states: damaged ones, and forged ones with a right checksum."""
 
+import copy
 import hashlib
 import json
 import struct
@@ -23,7 +24,7 @@ _VALUES = st.one_of(
     st.lists(st.one_of(st.integers(-3, 20), st.lists(st.integers(-3, 20), max_size=3)), max_size=4),
     st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
 )  # fmt: skip
-_FORGERIES = st.lists(st.tuples(st.integers(0, 10_000), _VALUES), max_size=3)
+FORGERIES = st.lists(st.tuples(st.integers(0, 10_000), _VALUES), max_size=3)
 """Places among a header's values, and what is put there."""
 
 
@@ -33,15 +34,20 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return [place for key, inner in items for place in ((value, key), *_places(inner))]
 
 
+def forged_fields(fields: Any, forgeries: Sequence[tuple[int, Any]]) -> Any:
+    """Copy of a JSON value in which some values are replaced."""
+    fields = copy.deepcopy(fields)
+    for place, value in forgeries:
+        if places := _places(fields):
+            container, key = places[place % len(places)]
+            container[key] = value
+    return fields
+
+
 def forged(state: bytes, header: Sequence[tuple[int, Any]], payload: Sequence[Edit]) -> bytes:
     """Forge a state: header values replaced, payload edited, right checksum."""
     magic, version, length = _PREFIX.unpack_from(state)
-    fields = json.loads(state[_PREFIX.size : _PREFIX.size + length])
-    for place, value in header:
-        places = _places(fields)
-        container, key = places[place % len(places)]
-        container[key] = value
-    text = json.dumps(fields).encode()
+    text = json.dumps(forged_fields(json.loads(state[_PREFIX.size : _PREFIX.size + length]), header)).encode()
     body = edited(state[_PREFIX.size + length : -_DIGEST_BYTES], payload)
     content = _PREFIX.pack(magic, version, len(text)) + text + body
     return content + hashlib.sha256(content).digest()
@@ -82,7 +88,7 @@ STATES = Target(
     cases=st.tuples(
         st.sampled_from(["gqa", "gemma4", "mamba"]),
         st.one_of(st.just([]), st.just([]), edits(_RAW, 3)),
-        _FORGERIES,
+        FORGERIES,
         st.one_of(st.just([]), edits((*_RAW[:2], *_RAW), 3)),
     ),
     start=_start,

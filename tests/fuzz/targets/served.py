@@ -1,0 +1,193 @@
+"""Bodies of requests, batches, catalogues, presets, frames, cached prompts."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+import tiny_variants
+from fuzz.mutations import Edit, edited, edits
+from fuzz.target import Target
+from fuzz.targets.states import FORGERIES, forged_fields
+from llamacli import load_model
+from llamacli.cli.model_sources import preset_sources
+from llamacli.engine.stages import SPAN
+from llamacli.kv.prefixes import PrefixIndex
+from llamacli.kv.prompt_cache import PromptCache
+from llamacli.plugins import Plugins
+from llamacli.serve.catalogue import Catalogue, Manifest, parse_modelfile
+from llamacli.serve.http.anthropic import MessagesRequest, as_chat
+from llamacli.serve.http.batches import parse_line, split_lines
+from llamacli.serve.http.bodies import convert, parse
+from llamacli.serve.http.constraints import schema_of
+from llamacli.serve.http.llamacpp import InfillRequest, NativeEmbeddings, NativeRequest
+from llamacli.serve.http.schemas.chat import ChatRequest
+from llamacli.serve.http.schemas.completions import CompletionRequest
+from llamacli.stages.frames import _parsed
+from llamacli.stages.messages import batch_of
+from paths import entry_points
+
+_KINDS = ("bit", "byte", "cut", "drop", "repeat")
+_EDITS = st.one_of(st.just([]), st.just([]), edits(_KINDS, 3))
+_PICTURE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+_CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+_TEXTS = {"max_tokens": 5, "temperature": 0.5, "stop": ["a"], "seed": 3, "logit_bias": {"5": 1.0}, "n_probs": 2}
+BODIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "messages": (
+        MessagesRequest,
+        {
+            "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "a"}], "stop_sequences": ["x"],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image", "source": _PICTURE}]},
+                {"role": "assistant", "content": [_CALL]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "5"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+        },
+    ),
+    "native": (NativeRequest, {**_TEXTS, "prompt": ["a", [1, 2]], "grammar": 'root ::= "a"', "samplers": ["top_k"]}),
+    "infill": (InfillRequest, {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]}),
+    "embedding": (NativeEmbeddings, {"content": ["a", [1, 2]], "embd_normalize": 2}),
+    "chat": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}),
+    "completion": (CompletionRequest, {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 2, "n": 2}),
+}  # fmt: skip
+"""Type and a whole body of each kind, which is mutated."""
+
+
+def _read_body(case: tuple[str, list[tuple[int, Any]], list[Edit]]) -> None:
+    name, forgeries, changes = case
+    kind, body = BODIES[name]
+    request = convert(parse(edited(json.dumps(forged_fields(body, forgeries)).encode(), changes)), kind)
+    if isinstance(request, MessagesRequest):
+        request = as_chat(request)
+    if isinstance(request, ChatRequest | CompletionRequest):
+        schema_of(request)
+
+
+REQUESTS = Target(
+    cases=st.tuples(st.sampled_from(sorted(BODIES)), FORGERIES, _EDITS),
+    start=lambda folder: _read_body,
+    per_process=50_000,
+)
+"""Bodies of Anthropic's, llama.cpp's and OpenAI's APIs, up to what is computed."""
+
+
+def _read_batch(case: tuple[list[tuple[str, list[tuple[int, Any]]]], list[Edit], int]) -> None:
+    lines, changes, size = case
+    written = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": BODIES[name][1]}
+        for name, _ in lines
+    ]
+    forged = (json.dumps(forged_fields(line, more)) for line, (_, more) in zip(written, lines, strict=True))
+    data = edited("\n".join(forged).encode(), changes)
+    parts = [data[i : i + size] for i in range(0, len(data), size)]
+    found = [*split_lines(parts, 1000)]
+    lines_of = data.split(b"\n")
+    assert found == [line[:1001] for line in (lines_of if lines_of[-1] else lines_of[:-1])]
+    for i, line in enumerate(found):
+        parse_line(i + 1, line, None, 1000)
+
+
+BATCHES = Target(
+    cases=st.tuples(
+        st.lists(st.tuples(st.sampled_from(sorted(BODIES)), FORGERIES), min_size=1, max_size=4),
+        _EDITS,
+        st.integers(1, 900),
+    ),
+    start=lambda folder: _read_batch,
+    per_process=50_000,
+)
+"""Files of batches, that come in parts of any size."""
+
+_MODELFILE = 'FROM model.gguf\nSYSTEM """Be\nbrief."""\nPARAMETER temperature 0.5\nPARAMETER stop "x"\nADAPTER a.gguf\n'
+_PRESETS = "[m]\nmodel = model.gguf\nctx-size = 64\ntemp = 0.5\n\n[other]\nmodel = model.gguf\nn-predict = 5\n"
+
+
+def _start_catalogue(folder: Path) -> Callable[[tuple[str, list[tuple[int, Any]], list[Edit]]], None]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    catalogue, presets = Catalogue(folder / "catalogue"), folder / "presets.ini"
+    tiny_variants.write(folder / "model.gguf", "gqa")
+    with catalogue.new_blob() as blob:
+        blob.path.write_bytes(b"model")
+    catalogue.write("m", Manifest([catalogue.relative(blob.path)]))
+    (manifest,) = (catalogue.folder / "manifests").iterdir()
+    fields = json.loads(manifest.read_bytes())
+
+    def read(case: tuple[str, list[tuple[int, Any]], list[Edit]]) -> None:
+        kind, forgeries, changes = case
+        if kind == "manifest":
+            manifest.write_bytes(edited(json.dumps(forged_fields(fields, forgeries)).encode(), changes))
+            for path in catalogue.read("m").files:
+                assert (catalogue.folder / path).resolve().is_relative_to(catalogue.folder.resolve())
+        elif kind == "Modelfile":
+            parse_modelfile(edited(_MODELFILE.encode(), changes).decode(errors="replace"))
+        else:
+            presets.write_bytes(edited(_PRESETS.encode(), changes))
+            preset_sources(presets, {})
+
+    return read
+
+
+CATALOGUES = Target(
+    cases=st.tuples(
+        st.sampled_from(["manifest", "Modelfile", "presets"]),
+        FORGERIES,
+        edits(_KINDS, 4),
+    ),
+    start=_start_catalogue,
+    per_process=20_000,
+)
+"""Manifests of the catalogue, Modelfiles, presets of models."""
+
+_SHAPES = [[1, 5], [1], [1, len(SPAN.names or ())], [1], [1, 2], [1, 2], [1, 3], [1, 2], [1, 8]]
+_DTYPES = ["<i8", "<i4", "<i8", "<i8", "<i8", "<i4", "<i8", "<i8", "<f4"]
+_ARRAYS = [[dtype, shape] for dtype, shape in zip(_DTYPES, _SHAPES, strict=True)]
+_N_BODY = sum(int(dtype[2]) * math.prod(shape) for dtype, shape in zip(_DTYPES, _SHAPES, strict=True))
+
+
+def _read_frame(case: tuple[list[tuple[int, Any]], list[Edit], int]) -> None:
+    forgeries, changes, n_body = case
+    fields = {"kind": "batch", "arrays": _ARRAYS, "number": 3, "k": "f16", "v": "f16", "result": "logits"}
+    frame = _parsed(edited(json.dumps(forged_fields(fields, forgeries)).encode(), changes), bytearray(n_body))
+    assert sum(array.nbytes for array in frame.arrays) == n_body
+    batch_of(frame)
+
+
+FRAMES = Target(
+    cases=st.tuples(FORGERIES, _EDITS, st.one_of(st.just(_N_BODY), st.integers(0, 300))),
+    start=lambda folder: _read_frame,
+    per_process=50_000,
+)
+"""Frames of workers of a pipeline, behind their authentication."""
+
+
+def _start_prompts(folder: Path) -> Callable[[list[Edit]], None]:
+    model = load_model(tiny_variants.write(folder / "m.gguf", "gqa"), threads=1, plugins=Plugins(entry_points()))
+    tokens, pool, most = [3 + i % 90 for i in range(120)], model.kv_pool(), 1 << 30
+    kept = PrefixIndex(pool)
+    with model.create_session(reuse=False) as session:
+        session.eval(tokens)
+        kept.keep(session.cache, most)
+    PromptCache(folder / "prompts", most).save(kept)
+    (file,) = (folder / "prompts").iterdir()
+    whole = file.read_bytes()
+
+    def load(changes: list[Edit]) -> None:
+        file.write_bytes(edited(whole, changes))
+        index = PrefixIndex(pool)
+        with model.create_session(reuse=False) as session:
+            n = PromptCache(folder / "prompts", most).load(index, session.cache, tokens, most)
+            assert n == (len(tokens) if file.is_file() and file.read_bytes() == whole else 0)
+        index.clear()
+
+    load([])
+    return load
+
+
+PROMPTS = Target(cases=edits(_KINDS, 3), start=_start_prompts)
+"""Files of the cache of prompts on disk: damaged ones are deleted, and nothing of them is taken."""
