@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _HEAD = "draft."
-"""Beginning of the names of a draft head's tensors, beside those of the model."""
+"""Beginning of the names of a draft head's tensors, beside the model's."""
 
 _READ_LATER = ("general.", "tokenizer.chat_template")
 """Keys that are read when they are needed, after the model is loaded."""
@@ -162,7 +162,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     ) -> Model | Head:
         """Load a draft model, or a draft head of this model.
 
-        The file's metadata says which it is. `mode` and `options` are those of `load_model`, and for a draft model. A
+        The file's metadata says which it is. `mode` and `options` are arguments of `load_model`, for draft models. A
         head is kept in this model's mode; its embeddings and output layer are this model's where its file has none.
         Raises what `load_model` raises, and ModelFormatError, naming key or tensor, for a head of another model;
         InvalidRequestError on several machines.

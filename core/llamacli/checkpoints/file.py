@@ -51,7 +51,7 @@ _NATIVE = {"F16": TensorType.F16, "BF16": TensorType.BF16}
 class _Source:
     """Where a tensor of the file comes from.
 
-    `names` are those of the checkpoint, of experts that are stacked if `stacked`; `part` of `n_parts` below each other,
+    `names` are the checkpoint's, of experts that are stacked if `stacked`; `part` of `n_parts` below each other,
     or every `n_parts`th row from `part` on if they are `mixed`. `packed` are MXFP4 blocks and their scales.
     """
 

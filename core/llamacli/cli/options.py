@@ -44,7 +44,7 @@ threads_option = option(
 
 mode_option = option(
     "--mode", type=click.Choice([mode.value for mode in QuantMode]), default=QuantMode.AUTO.value, show_default=True,
-    help="Types of the weights in memory: those of the file (auto), exact (fp32), or requantized (q8, q4).",
+    help="Types of the weights in memory: the file's own (auto), exact (fp32), or requantized (q8, q4).",
 )  # fmt: skip
 """Option `--mode`: a `llamacli.QuantMode` by name."""
 

@@ -280,7 +280,7 @@ _GROUPS = {
         ),
         option(
             "--media-path", metavar="DIR", type=PATH,
-            help="Folder of pictures that requests name as file://NAME. Default: such names are refused.",
+            help="Folder of pictures that requests name as file://NAME. Default: these are refused.",
         ),
         option(
             "--mcp", "--mcp-servers-config", "mcp", metavar="FILE", type=PATH,

@@ -33,7 +33,7 @@ _SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
 @attrs.frozen(eq=False)
 class _Scored:
-    """Sum of log-probabilities of a continuation, and whether each token is the most probable."""
+    """Log-probability of a continuation, and whether greedy decoding gives it."""
 
     logprob: float
     is_greedy: bool
@@ -53,7 +53,10 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the end of a text. Raises InvalidRequestError for a vocabulary without one."""
+        """Id of the end of a text.
+
+        Raises InvalidRequestError for a vocabulary without one.
+        """
         found = self.model.tokenizer.eos_id
         if found is None:
             raise InvalidRequestError("the vocabulary has no end-of-text token")
@@ -61,7 +64,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Id before a text without context: BOS, else the end of a text."""
+        """Id before a text without context, BOS if there is one."""
         bos = self.model.tokenizer.bos_id
         return self.eot_token_id if bos is None else bos
 

@@ -40,8 +40,8 @@ def allocate(slot: Slot, n_batch: int) -> Array:
 def assign_buffers(steps: list[Step], n_batch: int, keep: Collection[Slot]) -> dict[Slot, Array]:
     """Assign a buffer to every slot, reusing free ones.
 
-    Slots that are never alive at once share a buffer, but for those to `keep`: what a graph passes, and logits, which
-    are bound to other memory in each run.
+    Slots that are never alive at once share a buffer, but for slots to `keep`: values that a graph passes, and logits,
+    which are bound to other memory in each run.
     """
     last_use = {slot: i for i, step in enumerate(steps) for slot in (*step.reads, *step.writes)}
     free: dict[tuple[str, int, int], list[Array]] = defaultdict(list)

@@ -28,7 +28,7 @@ class HeadContext:
     Cell i of its KV cache is that of the token at position `first + i` of the text: of the token itself and of the
     model's hidden state at the token before. Hidden states come with `take`; those that cells have been computed of are
     dropped. Zeros take the place of one that is not known: before the first token, and after a rewind. A head with a
-    file of its own has no cell of a first token. Where tokens are missing, as those of a prefix that another session
+    file of its own has no cell of a first token. Where tokens are missing, as tokens of a prefix that another session
     had evaluated, the context starts anew behind them, and so it does after many tokens without a draft.
     """
 

@@ -115,8 +115,8 @@ class GGUFFile(contextlib.AbstractContextManager["GGUFFile"]):
     """An open GGUF file.
 
     Attributes: `path`, `version`, `alignment`, `metadata`, `tensors` by name, and `n_bytes` on disk. A split model
-    looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are those of all shards, and
-    `shards` the number of each tensor's one.
+    looks like one file: the first shard's path and metadata, all shards' tensors; `paths` are the paths of all shards,
+    and `shards` the number of each tensor's one.
     Arrays from data() stay valid after close().
     """
 

@@ -48,7 +48,7 @@ _Kind = tuple[object, ...]
 class _Entry:
     """File of the cache.
 
-    `kind` is what equal tokens must have in common to have equal cells; `first_cells` are those of `KVSequence`.
+    `kind` is what equal tokens must have in common to have equal cells; `first_cells` are a field of `KVSequence`.
     """
 
     path: Path

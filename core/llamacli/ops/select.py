@@ -40,7 +40,7 @@ class Select(CacheOp):
 
     `n_chosen` of them, for each of `n_head` choices.
     The score of a block is the largest of its cells. That of a cell is the sum of the products of its key with the
-    choice's queries, or with `weights` their weighted sum, of which those below zero count as 0. The last `n_local`
+    choice's queries, or with `weights` their weighted sum, of which negative ones count as 0. The last `n_local`
     blocks are always among the chosen. Equal scores: the lower number first.
     """
 

@@ -330,7 +330,7 @@ def walk(node: Node) -> Iterator[Node]:
 def _shortest_texts(rules: Rules, unspelled: frozenset[int] = frozenset()) -> dict[Node, int]:
     """Bytes of the shortest text of each node, in ascending order.
 
-    Nodes that no text matches have none, nor those of which each text has a byte of `unspelled`.
+    Nodes that no text matches have none, nor nodes of which each text has a byte of `unspelled`.
 
     Nodes are reached in the order of their lengths, as in Dijkstra's algorithm (Knuth 1977): the first item of a choice
     is the shortest, and a sequence is reached with its last item.

@@ -93,9 +93,9 @@ class Peer:
     def _has_key(self, name: str) -> bool:
         """True if the file has this key of its architecture."""
         api, buffer = self._api, ctypes.create_string_buffer(256)
-        api.llama_model_meta_val_str(self._model, b"general.architecture", buffer, len(buffer))
+        api.llama_model_meta_val_str(self.model, b"general.architecture", buffer, len(buffer))
         key = buffer.value + b"." + name.encode()
-        return bool(api.llama_model_meta_val_str(self._model, key, buffer, len(buffer)) >= 0)
+        return bool(api.llama_model_meta_val_str(self.model, key, buffer, len(buffer)) >= 0)
 
     def set_adapters(self, adapters: Sequence[tuple[Path, float]]) -> None:
         """Set LoRA adapters with their scales; OSError for a refused file."""

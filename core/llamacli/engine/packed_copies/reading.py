@@ -95,7 +95,7 @@ class MappedStack:
 def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = (), *, mapped: bool = False) -> PackedCopy | None:
     """Map the copy of a key and check it, with several threads.
 
-    None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are those of the
+    None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are NUMA nodes of the
     team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
     the copy is read into memory, unless it is to stay `mapped`: then experts are checked when they are used.
     """
@@ -170,7 +170,7 @@ def _discard(path: Path, reason: str) -> None:
 def _checked(data: Bytes, index: Index, n_threads: int, later: Sequence[str] = ()) -> dict[str, Bytes]:
     """Tensors of a copy.
 
-    Raises DamagedError unless all are as they were written, but for those that are checked `later`.
+    Raises DamagedError unless all are as they were written, but for tensors that are checked `later`.
     """
     tensors = {name: entry.of(data) for name, entry in index.tensors.items()}
     pairs = [

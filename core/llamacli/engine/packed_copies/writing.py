@@ -51,8 +51,8 @@ _MAX_PIECES = 512
 class NewCopy:
     """Copy that a model is packed into, tensor by tensor.
 
-    So no more than one of them needs to be in memory. The file is mapped whole: `n_bytes` is that of all tensors, with
-    their padding to pages.
+    So no more than one of them needs to be in memory. The file is mapped whole: `n_bytes` is the size of all
+    tensors, with their padding to pages.
     """
 
     def __init__(self, file: BinaryIO, path: Path, model: Path, n_bytes: int):
@@ -96,7 +96,7 @@ class NewCopy:
 def new_copy(key: str, model: Path, n_bytes: int) -> Iterator[NewCopy]:
     """Copy that a model is packed into, and run from.
 
-    `n_bytes` are those of `packed_bytes`. An exception removes the file. Raises InvalidRequestError if it cannot be
+    `n_bytes` is the result of `packed_bytes`. An exception removes the file. Raises InvalidRequestError if it cannot be
     made: copies are off, the disk is full, or another process makes it.
     """
     base = folder()

@@ -46,7 +46,7 @@ async def download(call: Call, request: Download) -> None:
 
 
 async def remove(call: Call) -> None:
-    """Delete a model of the catalogue, that of `?model=NAME`."""
+    """Delete the catalogue's model `?model=NAME`."""
     await deleted(call.server, model_name(call.wanted_model))
     await call.respond({"success": True})
 

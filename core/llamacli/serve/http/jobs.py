@@ -46,7 +46,7 @@ class Events:
         self._last.append({"model": model, "event": kind, "data": data})
 
     def since(self, n: int) -> list[dict[str, Any]]:
-        """Events after the first n, of those that are kept."""
+        """Kept events after the first n."""
         return [*self._last][max(0, len(self._last) - (self.n - n)) :] if n < self.n else []
 
 

@@ -34,9 +34,9 @@ class Server:
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
     `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
     and schemas, which may take longer.
-    `events` are those of downloads. `controlled` are running replies that take commands, by owner and request id.
-    `props` are the properties of models that were loaded once, with their fingerprints then. `store` has what clients
-    leave with the server, `jobs` runs what outlives their requests, `keys` are the API keys, `mcp` runs tools of
+    `events` are about downloads. `controlled` are running replies that take commands, by owner and request id.
+    `props` are the properties of models that were loaded once, with their fingerprints then. `store` keeps files and
+    responses of clients, `jobs` runs work that outlives their requests, `keys` are the API keys, `mcp` runs tools of
     local servers.
     """
 
