@@ -389,7 +389,7 @@ def _tiles_seen(args: Any, run: Any, row: Any, end: Any) -> Any:
 
 
 def _abreast(n: int) -> int:
-    """Pages of keys, or vectors of values, that n rows go through at once.
+    """Pages, or vectors of values, that n rows take at once.
 
     Each multiplication of a sum waits for the one before, so few rows need several sums in turn: 6 of them with
     AVX-512, 4 where a sum takes two registers or more.
@@ -491,7 +491,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
 
     @njit
     def rescale_row(sums: Any, out_stride: Any, row_ends: Any, new_max: Any, weights: Any) -> None:
-        """Relate a row's sums to its largest score so far, and add the weights of a tile to theirs."""
+        """Rescale a row's sums to its new maximum; add weights."""
         row_max, row_sum = simd.read_f32(row_ends + _MAX), simd.read_f32(row_ends + _SUM)
         if new_max > row_max:
             rescale = simd.exp(simd.splat(row_max - new_max))
