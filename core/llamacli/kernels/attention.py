@@ -14,13 +14,15 @@ memory is fast where it is read in order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, intrinsic, njit, types
+from llamacli.kernels.groups import stack_rows
+from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.rounding import BLOCK
@@ -47,6 +49,7 @@ that other threads computed."""
 
 TILE = 64
 MAX_QUERY_ROWS = 8
+_ROWS = (1, 2, 3, 4, 6, MAX_QUERY_ROWS)
 _LOWEST = -3.0e38
 _LINE = 64
 _CHUNK = 8
@@ -64,6 +67,7 @@ _MAX, _SUM, _TOTAL_MAX, _TOTAL_SUM, _ROW_ENDS = 0, 4, 8, 12, 64
 """Offsets of a row's largest score and sum of weights, in this chunk and in all; bytes of all of them."""
 
 _PAGES = TILE // PAGE
+_ahead_memory = stack_rows(1)
 _LAYER = 24  # bytes of a layer's entry in KVSequence.addresses
 _i64 = types.int64
 
@@ -105,18 +109,19 @@ def _capped(x: Any, cap: Any) -> Any:
 
 
 def _with_prefetch(
-    b: ir.Builder, count: ir.Value, n_bytes: int, ahead: ir.Value, carried: list[ir.Value],
+    b: ir.Builder, count: ir.Value, n_bytes: int, ahead: Sequence[ir.Value], carried: list[ir.Value],
     body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:  # fmt: skip
     """Emit a counted loop that prefetches as much as it reads.
 
-    An iteration reads `n_bytes`. One cache line at a time: the processor waits for few lines at once, and a burst would
-    hold up its own loads.
+    An iteration reads `n_bytes` of each of several places, as many as `ahead` has. One cache line at a time: the
+    processor waits for few lines at once, and a burst would hold up its own loads.
     """
     n_lines, together = -(-n_bytes // _LINE), max(1, _LINE // n_bytes)
 
     def several(i: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
-        ir.prefetch(b, b.add(ahead, b.mul(i, ir.I64(n_bytes * together))), _LINE * n_lines, level=2)
+        for place in ahead:
+            ir.prefetch(b, b.add(place, b.mul(i, ir.I64(n_bytes * together))), _LINE * n_lines, level=2)
         for number in range(together):
             carried = body(b.add(b.mul(i, ir.I64(together)), ir.I64(number)), carried)
         return carried
@@ -130,70 +135,86 @@ def _with_prefetch(
 
 
 @intrinsic(prefer_literal=True)
-def _scores(typingctx: Any, kind: Any, n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any,
-            ahead: Any) -> Any:  # fmt: skip
-    """Scores of n rows of queries with one page of keys.
+def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: Any, pages: Any, keys: Any,
+            head_dim: Any, out: Any, ahead: Any) -> Any:  # fmt: skip
+    """Scores of n rows of queries with some pages of keys.
 
-    Written to `out`, rows of TILE scores. Literals: n and the keys' type. The part at `ahead` is prefetched meanwhile.
+    Written to `out`, rows of TILE scores. Literals: n, n_pages and the keys' type. `pages` is the address of the table
+    entry of the first page, `keys` an offset in each, `ahead` the address of n_pages addresses: the parts there are
+    prefetched meanwhile.
     """
-    number, n_rows = kind.literal_value, n.literal_value
+    number, n_rows, n_abreast = kind.literal_value, n.literal_value, n_pages.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, q, q_stride, keys, head_dim, out, ahead = args
-        rows = [b.add(q, b.mul(q_stride, ir.I64(row))) for row in range(n_rows)]
+        _, _, _, q, q_stride, pages, keys, head_dim, out, ahead = args
+        starts = [q]
+        while len(starts) < n_abreast:
+            starts.append(ir.opaque(b, starts[-1]))
+        rows = [[b.add(start, b.mul(q_stride, ir.I64(row))) for row in range(n_rows)] for start in starts]
+        parts = [b.add(ir.load(b, ir.offset(b, pages, 8 * page), ir.I64), keys) for page in range(n_abreast)]
+        following = [ir.load(b, ir.offset(b, ahead, 8 * page), ir.I64) for page in range(n_abreast)]
         step, n_bytes = cells.dims_at_once(number), cells.key_bytes_at_once(number)
 
         def add_keys(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             at = b.mul(i, ir.I64(4 * step))
-            places = [b.add(row, at) for row in rows]
-            for d, key in enumerate(cells.load_keys(b, number, keys, i)):
+            places = [b.add(rows[page][row], at) for page, row in chains]
+            loaded = [cells.load_keys(b, number, part, i) for part in parts]
+            for d in range(step):
                 totals = [
-                    ir.fma(b, ir.broadcast_f32(b, ir.offset(b, place, 4 * d)), key, total)
-                    for place, total in zip(places, totals, strict=True)
+                    ir.fma(b, ir.broadcast_f32(b, ir.offset(b, place, 4 * d)), loaded[page][d], total)
+                    for (page, _), place, total in zip(chains, places, totals, strict=True)
                 ]
             return totals
 
+        chains = [(page, row) for page in range(n_abreast) for row in range(n_rows)]
         count = b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step))
-        zeros = [ir.constant(ir.F32X16, 0.0)] * n_rows
-        totals = _with_prefetch(b, count, n_bytes, ahead, zeros, add_keys)
-        for row, total in enumerate(totals):
-            ir.store(b, ir.offset(b, out, 4 * TILE * row), cells.absolute_scores(b, number, total))
+        zeros = [ir.constant(ir.F32X16, 0.0)] * len(chains)
+        totals = _with_prefetch(b, count, n_bytes, following, zeros, add_keys)
+        for (page, row), total in zip(chains, totals, strict=True):
+            place = ir.offset(b, out, 4 * TILE * row + 4 * PAGE * page)
+            ir.store(b, place, cells.absolute_scores(b, number, total))
         return context.get_dummy_value()
 
-    return types.void(kind, n, *[_i64] * 6), codegen
+    return types.void(kind, n, n_pages, *[_i64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
-def _accumulate_values(typingctx: Any, kind: Any, n: Any, p: Any, values: Any, n_cells: Any, column: Any, head_dim: Any,
-           out: Any, out_stride: Any, ahead: Any) -> Any:  # fmt: skip
+def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any, values: Any, n_cells: Any,
+                       column: Any, head_dim: Any, out: Any, out_stride: Any, ahead: Any) -> Any:  # fmt: skip
     """Add a page's values, weighted by probabilities, to n output rows.
 
-    Accumulates 16 columns of `out`, from the first `n_cells` cells of the page; row i of `p` weighs them for row i of
-    `out`. As many bytes from `ahead` on are prefetched meanwhile.
+    Accumulates 16 * n_columns columns of `out`, from the first `n_cells` cells of the page; row i of `p` weighs them
+    for row i of `out`. As many bytes from `ahead` on are prefetched meanwhile. Literals: n, n_columns and the type.
     """
-    number, n_rows = kind.literal_value, n.literal_value
+    number, n_rows, n_abreast = kind.literal_value, n.literal_value, n_columns.literal_value
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        _, _, p, values, n_cells, column, head_dim, out, out_stride, ahead = args
+        _, _, _, p, values, n_cells, column, head_dim, out, out_stride, ahead = args
         out = b.add(out, b.mul(column, ir.I64(4)))
-        places = [b.add(out, b.mul(out_stride, ir.I64(row))) for row in range(n_rows)]
-        load = cells.value_loader(b, number, values, column, head_dim)
+        rows = [b.add(out, b.mul(out_stride, ir.I64(row))) for row in range(n_rows)]
+        weights = [p]
+        while len(weights) < n_abreast:
+            weights.append(ir.opaque(b, weights[-1]))
+        columns = [b.add(column, ir.I64(PAGE * i)) for i in range(n_abreast)]
+        loads = [cells.value_loader(b, number, values, start, head_dim) for start in columns]
+        chains = [(i, row) for i in range(n_abreast) for row in range(n_rows)]
+        places = [ir.offset(b, rows[row], 4 * PAGE * i) for i, row in chains]
 
         def add_cell(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            value = load(cell)
-            at = b.add(p, b.mul(cell, ir.I64(4)))
+            at, loaded = b.mul(cell, ir.I64(4)), [load(cell) for load in loads]
             return [
-                ir.fma(b, ir.broadcast_f32(b, ir.offset(b, at, 4 * TILE * row)), value, total)
-                for row, total in enumerate(totals)
+                ir.fma(b, ir.broadcast_f32(b, ir.offset(b, b.add(weights[i], at), 4 * TILE * row)), loaded[i], total)
+                for (i, row), total in zip(chains, totals, strict=True)
             ]
 
         sums = [ir.load(b, place, ir.F32X16) for place in places]
-        totals = _with_prefetch(b, n_cells, cells.value_bytes_at_once(number), ahead, sums, add_cell)
+        n_bytes = n_abreast * cells.value_bytes_at_once(number)
+        totals = _with_prefetch(b, n_cells, n_bytes, [ahead], sums, add_cell)
         for place, total in zip(places, totals, strict=True):
             ir.store(b, place, total)
         return context.get_dummy_value()
 
-    return types.void(kind, n, *[_i64] * 8), codegen
+    return types.void(kind, n, n_columns, *[_i64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -367,12 +388,66 @@ def _tiles_seen(args: Any, run: Any, row: Any, end: Any) -> Any:
     return first, max(first + 1, -(-n_seen // TILE))
 
 
+def _abreast(n: int) -> int:
+    """Pages, or vectors of values, that n rows take at once.
+
+    Each multiplication of a sum waits for the one before, so few rows need several sums in turn: 6 of them with
+    AVX-512, 4 where a sum takes two registers or more.
+    """
+    return max(many for many in (1, 2, 4) if many == 1 or n * many <= (6 if isa() in AVX512 else 4))
+
+
+def _scores_of_rows(kind: int, n: int) -> Any:
+    """Compiled function of the scores of n rows with a tile's pages."""
+    many = _abreast(n)
+
+    @njit
+    def scores(
+        q: Any, q_stride: Any, table: Any, keys: Any, head_dim: Any, out: Any, ahead: Any, page: Any, n_pages: Any
+    ) -> None:
+        while page + many <= n_pages:
+            at, row = 8 * page, out + 4 * PAGE * page
+            _scores(kind, n, many, q, q_stride, table + at, keys, head_dim, row, ahead + at)
+            page += many
+        while page < n_pages:
+            at, row = 8 * page, out + 4 * PAGE * page
+            _scores(kind, n, 1, q, q_stride, table + at, keys, head_dim, row, ahead + at)
+            page += 1
+
+    return scores
+
+
+def _values_of_rows(kind: int, n: int, part_bytes: Any) -> Any:
+    """Compiled function that adds a page's values to n rows."""
+    many = _abreast(n)
+
+    @njit
+    def values(
+        p: Any, address: Any, n_cells: Any, n_dims: Any, head_dim: Any, out: Any, out_stride: Any, ahead: Any
+    ) -> None:
+        n_bytes, column = part_bytes(head_dim), 0
+        while column + PAGE * many <= n_dims:
+            place = ahead + column * n_bytes // n_dims
+            _accumulate_values(kind, n, many, p, address, n_cells, column, n_dims, out, out_stride, place)
+            column += PAGE * many
+        while column < n_dims:
+            place = ahead + column * n_bytes // n_dims
+            _accumulate_values(kind, n, 1, p, address, n_cells, column, n_dims, out, out_stride, place)
+            column += PAGE
+
+    return values
+
+
 def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
     k_type, v_type = cells.NUMBERS[kv_type.k], cells.NUMBERS[kv_type.v]
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     rotates_out = rotates_k if values_in_keys else rotates_v
     together = 1 if rotates_k else 4  # rows whose sums over keys are accumulated together
     key_bytes, value_bytes = part_bytes(kv_type.k), part_bytes(kv_type.v)
+    scores_1, scores_2, scores_3, scores_4, scores_6, scores_8 = (_scores_of_rows(k_type, n) for n in _ROWS)
+    values_1, values_2, values_3, values_4, values_6, values_8 = (
+        _values_of_rows(v_type, n, value_bytes) for n in _ROWS
+    )
 
     @njit(inline="always")
     def dims_of_sums(head_dim: Any, value_dim: Any) -> Any:
@@ -415,6 +490,36 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
             simd.write_f32(at + _TOTAL_SUM, weight)
 
     @njit
+    def rescale_row(sums: Any, out_stride: Any, row_ends: Any, new_max: Any, weights: Any) -> None:
+        """Rescale a row's sums to its new maximum; add weights."""
+        row_max, row_sum = simd.read_f32(row_ends + _MAX), simd.read_f32(row_ends + _SUM)
+        if new_max > row_max:
+            rescale = simd.exp(simd.splat(row_max - new_max))
+            for place in range(sums, sums + out_stride, 4 * PAGE):
+                simd.store(place, simd.mul(simd.load(place), rescale))
+            row_sum *= simd.max_f32(rescale)
+            simd.write_f32(row_ends + _MAX, new_max)
+        simd.write_f32(row_ends + _SUM, row_sum + simd.sum_f32(weights))
+
+    @njit
+    def weigh_tile(scores: Any, row_ends: Any, sums: Any, out_stride: Any) -> None:
+        """Replace a row's scores with a whole tile by their weights."""
+        s0, s1 = simd.load(scores), simd.load(scores + 4 * PAGE)
+        s2, s3 = simd.load(scores + 8 * PAGE), simd.load(scores + 12 * PAGE)
+        largest = simd.maximum(s0, simd.splat(np.float32(_LOWEST)))
+        largest = simd.maximum(s3, simd.maximum(s2, simd.maximum(s1, largest)))
+        new_max = max(simd.read_f32(row_ends + _MAX), simd.max_f32(largest))
+        highest = simd.splat(new_max)
+        p0, p1 = simd.exp(simd.sub(s0, highest)), simd.exp(simd.sub(s1, highest))
+        p2, p3 = simd.exp(simd.sub(s2, highest)), simd.exp(simd.sub(s3, highest))
+        simd.store(scores, p0)
+        simd.store(scores + 4 * PAGE, p1)
+        simd.store(scores + 8 * PAGE, p2)
+        simd.store(scores + 12 * PAGE, p3)
+        total = simd.add(simd.add(simd.add(p0, p1), p2), p3)
+        rescale_row(sums, out_stride, row_ends, new_max, total)
+
+    @njit
     def add_tile(
         args: Any, run: Any, state: Any, scores: Any, start: Any, first_row: Any, n_tokens: Any, head_kv: Any,
         first_head: Any, heads: Any, turn: Any, n_turns: Any,
@@ -445,29 +550,38 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
         all_keys, all_values = simd.read_i64(kv + _LAYER * a.layer + 8), simd.read_i64(kv + _LAYER * a.layer + 16)
         keys, values = all_keys + head_kv * key_part, all_values + head_kv * value_part
         zero, lowest = simd.splat(np.float32(0)), simd.splat(np.float32(_LOWEST))
-        n_ahead = -_PAGES  # pages of the next tile
+        # Parts of the next tile that are prefetched while those of a page are read, or else these once more.
+        ahead_keys = _ahead_memory()
+        ahead_values, n_ahead, next_page, next_head = ahead_keys + 8 * _PAGES, -_PAGES, np.int64(0), head_kv
         if turn >= 0:
             n_ahead = min(_PAGES, -(-(n_seen - start) // PAGE) - _PAGES)
-        for page in range(begin, n_pages):
-            page_ptr = simd.read_i64(table + 8 * page) + keys
-            ahead, part = page_ptr, turn * _PAGES + page
-            if part // n_turns < n_ahead:
-                ahead = simd.read_i64(table + 8 * (_PAGES + part // n_turns)) + all_keys
-                ahead += (head_kv - turn + part % n_turns) * key_part
-            at = scores + 4 * PAGE * page
-            if n > 6:
-                _scores(k_type, 8, q, stride, page_ptr, a.head_dim, at, ahead)
-            elif n > 4:
-                _scores(k_type, 6, q, stride, page_ptr, a.head_dim, at, ahead)
-            elif n > 3:
-                _scores(k_type, 4, q, stride, page_ptr, a.head_dim, at, ahead)
-            elif n > 2:
-                _scores(k_type, 3, q, stride, page_ptr, a.head_dim, at, ahead)
-            elif n > 1:
-                _scores(k_type, 2, q, stride, page_ptr, a.head_dim, at, ahead)
-            else:
-                _scores(k_type, 1, q, stride, page_ptr, a.head_dim, at, ahead)
+            next_page, next_head = turn * _PAGES // n_turns, head_kv - turn + turn * _PAGES % n_turns
+        for page in range(n_pages):
+            in_page = simd.read_i64(table + 8 * page)
+            ahead_key, ahead_value = in_page + keys, in_page + values
+            if next_page < n_ahead:
+                in_page = simd.read_i64(table + 8 * (_PAGES + next_page))
+                ahead_key = in_page + all_keys + next_head * key_part
+                ahead_value = in_page + all_values + next_head * value_part
+            simd.write_i64(ahead_keys + 8 * page, ahead_key)
+            simd.write_i64(ahead_values + 8 * page, ahead_value)
+            next_head += 1
+            if next_head == head_kv - turn + n_turns:
+                next_page, next_head = next_page + 1, head_kv - turn
+        if n > 6:
+            scores_8(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
+        elif n > 4:
+            scores_6(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
+        elif n > 3:
+            scores_4(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
+        elif n > 2:
+            scores_3(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
+        elif n > 1:
+            scores_2(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
+        else:
+            scores_1(q, stride, table, keys, a.head_dim, scores, ahead_keys, begin, n_pages)
 
+        is_plain = n_pages - begin == _PAGES and not (a.softcap > 0 or a.slopes or a.bias or values_in_keys)
         for i in range(n):
             own = cell + i // heads
             n_after = max(a.n_after, rows[first_row + i // heads].n_ahead)
@@ -478,6 +592,9 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
             if a.slopes:
                 slope = simd.read_f32(a.slopes + 4 * head)
             largest = lowest
+            if is_plain and seen >= TILE and unseen <= 0:
+                weigh_tile(scores + 4 * TILE * i, ends + _ROW_ENDS * i, out + i * out_stride, out_stride)
+                continue
             for page in range(begin, n_pages):
                 at = scores + 4 * (i * TILE + page * PAGE)
                 score = simd.load(at)
@@ -497,8 +614,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                 simd.store(at, score)
                 largest = simd.maximum(score, largest)
             row_ends = ends + _ROW_ENDS * i
-            row_max, row_sum = simd.read_f32(row_ends + _MAX), simd.read_f32(row_ends + _SUM)
-            new_max = max(row_max, simd.max_f32(largest))
+            new_max = max(simd.read_f32(row_ends + _MAX), simd.max_f32(largest))
             total, highest = zero, simd.splat(new_max)
             for page in range(begin, n_pages):
                 at = scores + 4 * (i * TILE + page * PAGE)
@@ -510,13 +626,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                 total = simd.add(total, p)
                 if values_in_keys:
                     _stored_weights(k_type, at)
-            if new_max > row_max:
-                rescale = simd.exp(simd.splat(row_max - new_max))
-                for place in range(out + i * out_stride, out + (i + 1) * out_stride, 4 * PAGE):
-                    simd.store(place, simd.mul(simd.load(place), rescale))
-                row_sum *= simd.max_f32(rescale)
-                simd.write_f32(row_ends + _MAX, new_max)
-            simd.write_f32(row_ends + _SUM, row_sum + simd.sum_f32(total))
+            rescale_row(out + i * out_stride, out_stride, row_ends, new_max, total)
 
         if values_in_keys:
             for unit_of_dims in range(-(-n_dims // UNIT)):
@@ -537,27 +647,21 @@ def _attention(kv_type: KVType, *, values_in_keys: bool) -> Kernel:
                         i += 1
             return
         for page in range(begin, n_pages):
-            page_ptr = simd.read_i64(table + 8 * page) + values
-            ahead, part = page_ptr, turn * _PAGES + page
-            if part // n_turns < n_ahead:
-                ahead = simd.read_i64(table + 8 * (_PAGES + part // n_turns)) + all_values
-                ahead += (head_kv - turn + part % n_turns) * value_part
+            part, ahead = simd.read_i64(table + 8 * page) + values, simd.read_i64(ahead_values + 8 * page)
             p = scores + 4 * PAGE * page
             n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
-            for column in range(0, n_dims, PAGE):
-                place = ahead + column * value_part // n_dims
-                if n > 6:
-                    _accumulate_values(v_type, 8, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
-                elif n > 4:
-                    _accumulate_values(v_type, 6, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
-                elif n > 3:
-                    _accumulate_values(v_type, 4, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
-                elif n > 2:
-                    _accumulate_values(v_type, 3, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
-                elif n > 1:
-                    _accumulate_values(v_type, 2, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
-                else:
-                    _accumulate_values(v_type, 1, p, page_ptr, n_cells, column, n_dims, out, out_stride, place)
+            if n > 6:
+                values_8(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+            elif n > 4:
+                values_6(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+            elif n > 3:
+                values_4(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+            elif n > 2:
+                values_3(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+            elif n > 1:
+                values_2(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+            else:
+                values_1(p, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
 
     @njit
     def add_chunk(total: Any, ends: Any, out: Any, out_ends: Any, out_stride: Any) -> None:
