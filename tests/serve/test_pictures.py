@@ -479,7 +479,7 @@ ERRORS: dict[str, tuple[Any, int, str, str]] = {
     "plain data": ("data:image/png,abc", 400, "invalid_image", "not a data URI"),
     "no picture": ("data:image/png;base64,aGVsbG8gd29ybGQ=", 400, "invalid_image", "no picture"),
     "cut": (f"data:;base64,{base64.b64encode(png(ONE)[:200]).decode()}", 400, "invalid_image", "damaged"),
-    "a file": ("file:///etc/passwd", 400, "invalid_image", "not a data URI"),
+    "a file": ("file:///etc/passwd", 400, "unsupported_content", "--media-path"),
     "remote": ("https://example.org/x.png", 400, "unsupported_content", "--media-url"),
 }
 

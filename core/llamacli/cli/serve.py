@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -431,6 +432,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     for name in ("slot_save_path", "data"):
         if given[name] is not None:
             make_own_folder(Path(given[name]))
+    if given["media_path"]:
+        os.scandir(given["media_path"]).close()  # an error now, and not with the first picture
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]

@@ -30,7 +30,7 @@ from llamacli.serve.http.schemas.completions import CompletionRequest
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import AdapterScales, GenerationRequest, ModelInfo
 
-UNLIMITED = 1 << 30
+BUDGET, UNLIMITED = "reasoning_budget_tokens", 1 << 30
 """Tokens of a budget of reasoning that only a command ends."""
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion without a limit, as in OpenAI's API."""
@@ -230,6 +230,8 @@ def sampling_params(
     `ends` are tokens that end the text besides the model's own. Raises BadRequestError.
     """
     given: dict[str, Any] = dict(settings.sampling)
+    if getattr(request, "reasoning_control", None) and SAMPLING_FIELDS[BUDGET] not in given:
+        given[SAMPLING_FIELDS[BUDGET]] = UNLIMITED
     for name, field in SAMPLING_FIELDS.items():
         value = getattr(request, name, None)
         if value is not None:
@@ -239,8 +241,6 @@ def sampling_params(
     given["grammar"], given["json_schema"] = constraint.grammar, constraint.json_schema
     given["grammar_triggers"], given["grammar_after"] = constraint.triggers, constraint.after
     given["reasoning_markers"], given["n_probs"] = constraint.markers, n_probs
-    if getattr(request, "reasoning_control", None) and given.get("reasoning_budget", -1) < 0:
-        given["reasoning_budget"] = UNLIMITED
     given["post_sampling_probs"] = bool(getattr(request, "post_sampling_probs", None))
     try:
         return params_with_defaults(given, model.metadata, n_ctx, model.find_sampler)
