@@ -162,7 +162,7 @@ class Day:
                 self.server.ask(f"/v1/files/{found[name]}", method="DELETE")
 
     def restart(self, *, kill: bool) -> None:
-        """Start the server anew while a batch runs."""
+        """Restart the server while a batch runs."""
         batch = self.begin_batch()
         (self.server.process.kill if kill else self.server.process.terminate)()
         self.server.process.wait(120)
