@@ -7,7 +7,7 @@ EDITABLE := -e . -e core -e packs $(addprefix -e ,$(PLUGINS))
 PROJECTS := pyproject.toml core/pyproject.toml packs/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: run quick test test-all test-long test-bounds test-memory test-numba test-examples fuzz lint docs clean dist \
-        test-ray test-browser soak mix mutants
+        test-ray test-browser soak mix mutants day
 
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
@@ -55,6 +55,11 @@ test-long: $(VENV)/.installed-test
 SOAK_SECONDS ?= 3600
 soak: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
+
+# A day of a server with many models in 20 minutes: loads, batches, kills, replaced files; nothing may grow.
+DAY_SECONDS ?= 1200
+day: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/day.py --seconds $(DAY_SECONDS)
 
 # Every kernel's memory between forbidden pages, and in front of it in the tests of the kernels themselves; functions of
 # arrays with Numba's own checks.

@@ -22,33 +22,25 @@ import statistics
 import time
 from pathlib import Path
 
-from llamacli.sampling import SamplingParams
+from streams import timed
+
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.planning import BACKGROUND_SHARE
-from llamacli.serve.requests import GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
 
 N_BATCH, N_PROMPT = 8, 16
 
 
-def request(name: str, n_tokens: int, *, background: bool) -> GenerationRequest:
-    """Request of so many tokens after a prompt of its own."""
-    prompt = tuple(100 + (hash(name) + i) % 5000 for i in range(N_PROMPT))
-    return GenerationRequest(
-        id=name, model="model", prompts=(prompt,), params=SamplingParams(temperature=1.0), max_tokens=n_tokens,
-        ignore_eos=True, background=background,
-    )  # fmt: skip
+def prompt_of(name: str) -> list[int]:
+    """Prompt of a request, which no other has."""
+    return [100 + (hash(name) + i) % 5000 for i in range(N_PROMPT)]
 
 
 async def gaps_of(engine: LocalEngine, name: str, n_tokens: int) -> float:
     """Mean gap between the texts of a stream, in seconds."""
-    times = [
-        time.perf_counter()
-        async for event in engine.submit(request(name, n_tokens, background=False))
-        if isinstance(event, TextDelta)
-    ]
-    return (times[-1] - times[0]) / (n_tokens - 1)
+    times, _ = await timed(engine, name, prompt_of(name), n_tokens)
+    return (times[-1][0] - times[0][0]) / (n_tokens - 1)
 
 
 class Batch:
@@ -60,12 +52,8 @@ class Batch:
 
     async def _run(self, slot: int) -> None:
         for number in range(1_000_000):
-            stream = self._engine.submit(request(f"{self._name} {slot} {number}", self._n_tokens, background=True))
-            try:
-                async for _ in stream:
-                    pass
-            finally:
-                stream.cancel()
+            name = f"{self._name} {slot} {number}"
+            await timed(self._engine, name, prompt_of(name), self._n_tokens, background=True)
 
     async def end(self) -> None:
         """Cancel what is left."""

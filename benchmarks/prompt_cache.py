@@ -16,13 +16,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from llamacli.sampling import SamplingParams
+from streams import timed
+
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
-from llamacli.serve.requests import GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
 
 
@@ -31,17 +30,8 @@ async def first_token(path: Path, settings: EngineSettings, prompt: tuple[int, .
     engine = LocalEngine([ModelSource("model", path)], settings)
     try:
         (await engine.pin("model")).release()
-        wanted = GenerationRequest(
-            id="a", model="model", prompts=(prompt,), params=SamplingParams(temperature=0.0), max_tokens=16,
-            ignore_eos=True,
-        )  # fmt: skip
-        clock, processor, found, text = time.perf_counter(), time.process_time(), None, ""
-        async for event in engine.submit(wanted):
-            if isinstance(event, TextDelta):
-                found = found or (time.perf_counter() - clock, time.process_time() - processor)
-                text += event.text
-        assert found is not None
-        return (*found, text)
+        times, text = await timed(engine, "a", prompt, 16, temperature=0.0)
+        return (*times[0], text)
     finally:
         await asyncio.to_thread(engine.close)
 
