@@ -49,7 +49,6 @@ class ChatModel(llm.Model):
         temperature: float | None = Field(None, ge=0, description="Randomness; 0 takes the most probable token.")
         top_k: int | None = Field(None, description="Number of most probable tokens to draw from.")
         top_p: float | None = Field(None, ge=0, le=1, description="Share of the probability to draw from.")
-        min_p: float | None = Field(None, ge=0, le=1, description="Least probability, as a share of the largest.")
         seed: int | None = Field(None, description="Seed of the draws; random without one.")
         max_tokens: int | None = Field(None, description="Most tokens of a reply.")
 

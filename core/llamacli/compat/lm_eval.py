@@ -24,16 +24,15 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from llamacli.errors import InvalidRequestError
 from llamacli.model import Model
 from llamacli.sampling import SamplingParams
+from llamacli.util.sampling_params import PARAMETERS
 
 MAX_TOKENS = 256
 """Tokens of a generated text, unless a task sets `max_gen_toks`."""
 
-_SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p"})
-
 
 @attrs.frozen(eq=False)
 class _Scored:
-    """Log-probability of a continuation, and whether greedy decoding gives it."""
+    """Log-probability of a continuation; True if it is the greedy one."""
 
     logprob: float
     is_greedy: bool
@@ -53,10 +52,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the end of a text.
-
-        Raises InvalidRequestError for a vocabulary without one.
-        """
+        """Id of the end of a text. Raises InvalidRequestError without one."""
         found = self.model.tokenizer.eos_id
         if found is None:
             raise InvalidRequestError("the vocabulary has no end-of-text token")
@@ -64,7 +60,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Id before a text without context, BOS if there is one."""
+        """Id before a text without context: BOS, else the end's."""
         bos = self.model.tokenizer.bos_id
         return self.eot_token_id if bos is None else bos
 
@@ -140,7 +136,7 @@ class HarnessModel(TemplateLM):
         until, limit = given.pop("until", None) or [], int(given.pop("max_gen_toks", MAX_TOKENS))
         if not given.pop("do_sample", given.get("temperature", 0) > 0):
             given.pop("temperature", None)
-        if unknown := sorted(given.keys() - _SAMPLED):
+        if unknown := sorted(given.keys() - PARAMETERS.keys()):
             raise InvalidRequestError(f"generation_kwargs: {', '.join(unknown)} is not known")
         params = SamplingParams(stop=until, **given)
         room = self.max_length - limit

@@ -270,7 +270,7 @@ def write_pieces(descriptor: int, pieces: Sequence[memoryview]) -> int:
 
 
 def allocate(descriptor: int, start: int, n_bytes: int) -> None:
-    """Reserve disk space behind the end of a file. Raises OSError."""
+    """Reserve room on the disk behind a file's end. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, n_bytes)
         return
