@@ -105,7 +105,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def mutant_of(source: str, number: int) -> tuple[str, str, int]:
-    """Source with a change; its description, and the number of changes that there are."""
+    """Source with a change; its description, and the number of changes."""
     tree = ast.parse(source)
     found = [*mutations(tree)]
     node, kind = found[number % len(found)]
@@ -118,7 +118,7 @@ def mutant_of(source: str, number: int) -> tuple[str, str, int]:
 
 
 def passes(package: Path, tests: list[str], seconds: float) -> bool:
-    """Test if the tests pass with the package of a folder; a hang is a failure."""
+    """Test if tests pass with a package; a hang is a failure."""
     environment = {**os.environ, "PYTHONPATH": str(package), "LLAMACLI_TEST_PROFILE": "test"}
     paths = [str(package), "tests", "tests/support", "tools", "examples/verb"]
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", "-o", f"pythonpath={' '.join(paths)}"]
