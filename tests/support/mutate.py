@@ -35,8 +35,8 @@ MODULES = {
     "sampling/truncation.py": ["tests/sampling/test_properties.py", "tests/sampling/test_default_chain.py"],
     "sampling/penalties.py": ["tests/sampling/test_penalties.py"],
     "sampling/choice.py": ["tests/sampling/test_choice.py"],
-    "chat/tags.py": ["tests/chat/test_syntax.py"],
-    "chat/literals.py": ["tests/chat/test_syntax.py"],
+    "chat/tags.py": ["tests/chat/test_call_table.py", "tests/chat/test_named.py"],
+    "chat/literals.py": ["tests/chat/test_call_table.py", "tests/chat/test_named.py"],
 }
 """Modules with index arithmetic, order or state, and their tests."""
 
