@@ -5,7 +5,7 @@ import pytest
 
 from candidates import apply
 from llamacli import SamplingParams
-from llamacli.sampling import Dry, Penalties, SamplerState, SuppressTokens, build_chain, sequence_breakers
+from llamacli.sampling import Candidates, Dry, Penalties, SamplerState, SuppressTokens, build_chain, sequence_breakers
 from llamacli.testing.vocabularies import byte_level
 from llamacli.tokenizer import tokenizer_from_metadata
 
@@ -34,6 +34,13 @@ class TestBreakers:
     def test_long_breakers_are_truncated(self) -> None:
         (rests,) = sequence_breakers(TOKENS, ("x" * 100,)).values()
         assert {len(rest) for rest in rests} == {20}, "39 bytes would follow the first, in as many tokens"
+
+
+def test_frequency_and_presence() -> None:
+    candidates = Candidates(np.random.default_rng(0), [1, 1, 2])
+    candidates.start(np.zeros(4, np.float32))
+    Penalties(64, 1.0, 0.5, 0.25).apply(candidates)
+    assert candidates.logits.tolist() == [0, -1.25, -0.75, 0]
 
 
 class TestDry:

@@ -35,8 +35,8 @@ MODULES = {
     "sampling/truncation.py": ["tests/sampling/test_properties.py", "tests/sampling/test_default_chain.py"],
     "sampling/penalties.py": ["tests/sampling/test_penalties.py"],
     "sampling/choice.py": ["tests/sampling/test_choice.py"],
-    "chat/tags.py": ["tests/chat/test_syntax.py"],
-    "chat/literals.py": ["tests/chat/test_syntax.py"],
+    "chat/tags.py": ["tests/chat/test_call_table.py", "tests/chat/test_named.py"],
+    "chat/literals.py": ["tests/chat/test_call_table.py", "tests/chat/test_named.py"],
 }
 """Modules with index arithmetic, order or state, and their tests."""
 
@@ -105,7 +105,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def mutant_of(source: str, number: int) -> tuple[str, str, int]:
-    """Source with one change, its description, and the number of possible changes."""
+    """Source with a change; its description, and the number of changes."""
     tree = ast.parse(source)
     found = [*mutations(tree)]
     node, kind = found[number % len(found)]
@@ -118,7 +118,7 @@ def mutant_of(source: str, number: int) -> tuple[str, str, int]:
 
 
 def passes(package: Path, tests: list[str], seconds: float) -> bool:
-    """Run tests with a folder's package; a hang is a failure."""
+    """Test if tests pass with a package; a hang is a failure."""
     environment = {**os.environ, "PYTHONPATH": str(package), "LLAMACLI_TEST_PROFILE": "test"}
     paths = [str(package), "tests", "tests/support", "tools", "examples/verb"]
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", "-o", f"pythonpath={' '.join(paths)}"]

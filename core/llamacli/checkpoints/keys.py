@@ -117,6 +117,7 @@ def configured_keys(settings: Settings, checkpoint: Checkpoint, source: str) -> 
 
 
 def _value(value: Any, settings: Settings, place: str) -> Any:
+    """Value of a plugin's table, or of its function."""
     try:
         return value(settings) if callable(value) else value
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
