@@ -61,7 +61,7 @@ def test_invalid_ids(invoke, model) -> None:
     assert "'a,b' is not a list of integers" in result.stderr
 
 
-def test_encoders_of_pictures(invoke, tmp_path) -> None:
+def test_encoders_of_pictures(invoke, model, tmp_path) -> None:
     from PIL import Image
 
     from llamacli.testing.tiny_media import drawn, write_mmproj
@@ -70,9 +70,12 @@ def test_encoders_of_pictures(invoke, tmp_path) -> None:
     mmproj = write_mmproj(tmp_path / "mmproj.gguf", architecture=Idefics3())
     Image.fromarray(drawn(32, 32)).save(tmp_path / "picture.png")
     assert invoke("trace", mmproj).stdout.splitlines()[1].split()[2] == "patches"
-    rows = json.loads(invoke("trace", mmproj, "--image", tmp_path / "picture.png", "--values", "--json").stdout)
+    rows = json.loads(invoke("trace", mmproj, "--image", tmp_path / "picture.png", "--json").stdout)
     assert rows[-1]["tensors"] == ["mm.model.fc.weight"]
     assert rows[-1]["norm"] > 0
     missing = invoke("trace", mmproj, "--values")
     assert missing.exit_code == 2
     assert "The encoder of a mmproj file needs a picture: --image FILE." in missing.stderr
+    text = invoke("trace", model, "--image", tmp_path / "picture.png")
+    assert text.exit_code == 2
+    assert f"--image is for the encoder of a mmproj file, and {model} is a model of text." in text.stderr

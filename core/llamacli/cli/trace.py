@@ -23,7 +23,7 @@ _N_NUMBERS = 3
 @click.argument("model", type=PATH)
 @click.option("-p", "--prompt", metavar="TEXT", help="Text to evaluate.")
 @click.option("--tokens", type=IntList(1 << 30), help="Token ids to evaluate instead. Default: 0,1,2,3.")
-@click.option("--image", metavar="FILE", type=PATH, help="Picture for the encoder of a mmproj file.")
+@click.option("--image", metavar="FILE", type=PATH, help="Picture for the encoder of a mmproj file; implies --values.")
 @click.option("--values", is_flag=True, help="Run the ops, in NumPy, and show the norm and first numbers of each.")
 @click.option("--against", metavar="DUMP", type=PATH, help="Output of llama-eval-callback to compare with.")
 @click.option("--json", is_flag=True, help="Print JSON.")
@@ -45,20 +45,25 @@ def trace(
     with llama-cpp-python. Of a mmproj file the last tile of a picture is run, by --image FILE, which that program takes
     too.
     """
+    picture = None
+    if image is not None:
+        from llamacli.media.pictures import Picture
+
+        picture = Picture.of(image)
     with working("recording the forward pass"):
         from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
 
         recorded = Recorded.of(model)
-    if not values and not against:
+    if picture is not None and recorded.encoder is None:
+        raise click.UsageError(f"--image is for the encoder of a mmproj file, and {model} is a model of text.")
+    if not values and not against and picture is None:
         _print([_row(op) for op in recorded.ops], json)
         return
-    if image is None and recorded.encoder is not None:
+    if picture is None and recorded.encoder is not None:
         raise click.UsageError("The encoder of a mmproj file needs a picture: --image FILE.")
     with working("running the ops"):
-        if image is not None:
-            from llamacli.media.pictures import Picture
-
-            found = recorded.values_of_picture(Picture.of(image).pixels)
+        if picture is not None:
+            found = recorded.values_of_picture(picture.pixels)
         else:
             found = recorded.values(list(tokens or range(4)) if prompt is None else recorded.encode(prompt))
     if not against:
