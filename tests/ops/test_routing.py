@@ -93,7 +93,7 @@ def test_experts_and_weights(n_used: int, options: dict[str, Any], engine: Engin
         ({"groups": (4, 0)}, "0 of 4 groups and 8 experts"),
         ({"groups": (8, 4)}, "4 of 8 groups and 8 experts"),
         ({"groups": (4, 1)}, "1 of 4 groups and 8 experts"),
-        ({"selection_bias": Param(Tensor("b.bias", (7,)))}, "a selection bias and 8 experts"),
+        ({"selection_bias": Param(Tensor("b.bias", (7,)))}, "a selection bias and 8 logits"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], found: str) -> None:
