@@ -78,6 +78,16 @@ def test_open_requests_of_a_key_are_limited_until_they_are_closed() -> None:
     queue.put([Item("a")])
 
 
+def test_other_open_requests_of_a_key_count_on() -> None:
+    queue: FairQueue[Item] = FairQueue(10, 100, max_per_key=2)
+    queue.put([Item("a")])
+    queue.put([Item("a")])
+    queue.closed("a")
+    queue.put([Item("a")])
+    with pytest.raises(QueueFullError, match="2 requests of this key wait or run already"):
+        queue.put([Item("a")])
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=30), st.integers(0, 9))
 def test_numbers_agree_with_the_entries(specs: list[tuple[str, int]], limit: int) -> None:
     queue: FairQueue[Item] = FairQueue(1000, 1000)
