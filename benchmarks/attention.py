@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure attention of one token at a depth: bytes of keys and values a second.
+"""Measure attention of one token: bytes of the cache a second.
 
     python benchmarks/attention.py                                       # 8,000 cells, one thread
     python benchmarks/attention.py 3x3x64 8x4x128 --depth 1056 8000 --types f16 q8_0 --threads 2
