@@ -38,7 +38,8 @@ from llamacli.testing.vocabularies import word_piece
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from adapters import write_adapter
-from media_cases import drawn, write_mmproj
+from llamacli.testing.tiny_media import drawn
+from media_cases import write_mmproj
 
 TESTS = "tools/server/tests"
 CHATML = (

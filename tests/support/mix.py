@@ -39,7 +39,8 @@ from PIL import Image
 import tiny_variants
 from adapters import write_adapter
 from llamacli.testing.chats import CHATML
-from media_cases import PICTURES, drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import PICTURES, drawn
+from media_cases import write_mmproj, write_text
 from tiny_chat import chat_keys
 
 CUT = 0.25

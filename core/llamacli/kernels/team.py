@@ -349,7 +349,8 @@ class Team:
         self._memory, self._state = words, words.ctypes.data
         _prepare.call(self._state)
         for thread in range(1, self.n_threads):
-            arguments = (words, thread, self.n_threads, self.nodes[thread] if self.nodes else None)
+            node = self.nodes[thread] if self.nodes else None
+            arguments = (_worker_loop.call, words, thread, self.n_threads, node)  # linked here, where it may raise
             threading.Thread(target=_worker, args=arguments, name=f"llamacli-{thread}", daemon=True).start()
         self._pid = os.getpid()
 
@@ -368,10 +369,12 @@ def _spins_per_us() -> float:
     return n / (1e6 * seconds)
 
 
-def _worker(words: np.ndarray[Any, Any], thread: int, n_threads: int, node: Node | None) -> None:
+def _worker(
+    loop: Callable[[int, int, int], None], words: np.ndarray[Any, Any], thread: int, n_threads: int, node: Node | None
+) -> None:
     if node is not None:
         bind_thread(node)
-    _worker_loop.call(words.ctypes.data, thread, n_threads)
+    loop(words.ctypes.data, thread, n_threads)
 
 
 def run_kernel(

@@ -15,7 +15,8 @@ from fuzz.targets.files import use
 from llamacli import load_model
 from llamacli.media.pictures import Picture, data_of_uri
 from llamacli.plugins import Plugins
-from media_cases import drawn, write_mmproj, write_text
+from llamacli.testing.tiny_media import drawn
+from media_cases import write_mmproj, write_text
 from paths import entry_points
 
 _KINDS = ("bit", "byte", "cut", "drop", "repeat")
