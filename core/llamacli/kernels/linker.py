@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from llvmlite import binding
 
 from llamacli.kernels.deferred import import_numba
+from llamacli.util.memory import expect_free
 
 _HEADER = struct.Struct("<4sB3x32xQ10xHH")
 _SECTION = struct.Struct("<4xI16xQQI12xQ")
@@ -62,10 +62,7 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     engine = _engine()  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
-    try:
-        mmap.mmap(-1, 4 * len(code) + _SPARE).close()
-    except OSError:
-        raise MemoryError(f"there is none to link {len(code)} bytes of a kernel") from None
+    expect_free(4 * len(code) + _SPARE, f"to link {len(code)} bytes of a kernel")
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(symbol) or None

@@ -23,6 +23,7 @@ from llamacli.sampling.sampler import Restriction
 from llamacli.sampling.schemas import close_objects, expect_depth
 from llamacli.tokenizer import Tokenizer
 from llamacli.util.locking import fork_safe
+from llamacli.util.memory import expect_free
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -53,6 +54,8 @@ A string with `maxLength` has about nine states for each of its characters.
 """
 _STATE_BYTES, _BYTES_PER_CHARACTER = 1400, 64
 """Memory of a state, and of each character of a grammar's text."""
+_TOKEN_BYTES, _SPARE = 256, 16 << 20
+"""Memory of a token in llguidance, and of its threads and the rest."""
 _FULL = "too many states"
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -347,8 +350,9 @@ def _engine() -> type[LLMatcher]:
 def _matcher(tokenizer: Tokenizer, grammar: str, name: str, n_states: int) -> LLMatcher:
     from llguidance import LLParserLimits
 
-    limits = LLParserLimits(max_lexer_states=n_states)
-    matcher = _engine()(_trie(tokenizer), grammar, log_level=0, limits=limits)
+    trie, limits = _trie(tokenizer), LLParserLimits(max_lexer_states=n_states)
+    expect_free(memory_limit(grammar) + _SPARE, "to compile a grammar")
+    matcher = _engine()(trie, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise InvalidRequestError(f"{name}: {_first_line(matcher.get_error())}")
     return matcher
@@ -361,6 +365,7 @@ def _trie(tokenizer: Tokenizer) -> LLTokenizer:
 
         if not tokenizer.eog_ids:
             raise InvalidRequestError("grammar: the vocabulary has no end-of-generation token")
+        expect_free(tokenizer.n_vocab * _TOKEN_BYTES + _SPARE, "for the tokens of a grammar")
         vocabulary = _Vocabulary(tokenizer)
         _unspelled_bytes[tokenizer] = _UTF8_BYTES.difference(*vocabulary.pieces)
         _tokenizers[tokenizer] = LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eog_ids))

@@ -62,6 +62,17 @@ def advise_huge(pages: mmap.mmap) -> None:
             pages.madvise(mmap.MADV_HUGEPAGE)
 
 
+def expect_free(n_bytes: int, purpose: str) -> None:
+    """Raise MemoryError if the process cannot have `n_bytes` more.
+
+    For libraries in other languages, which end the process instead.
+    """
+    try:
+        mmap.mmap(-1, n_bytes).close()
+    except OSError:
+        raise MemoryError(f"there is none {purpose}") from None
+
+
 def trim_heap() -> None:
     """Give freed memory of the heap back to the system (glibc's malloc_trim).
 
