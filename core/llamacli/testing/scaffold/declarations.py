@@ -257,7 +257,7 @@ class Declarations:
 
 
 def _added(table: str, name: str, shape: str, have: frozenset[str]) -> Iterator[str]:
-    """Line that adds a tensor; a parameter's bias is added with its weight."""
+    """Line that adds a tensor, a bias with its weight."""
     stem, _, kind = name.rpartition(".")
     if kind == "weight" and stem and "." not in stem:
         yield f'{table}.add("{stem}"{shape}{", needs_bias=True" if f"{stem}.bias" in have else ""})'
