@@ -148,3 +148,19 @@ def test_infinite_logits_are_not_drawn_from() -> None:
         candidates.start(np.array([0, 1, np.inf, -np.inf], np.float32))
     candidates.start(np.array([0, 1, 2, -np.inf], np.float32))
     assert len(candidates) == 4
+
+
+def test_interrupted_start_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that come first are interrupted between two buffers."""
+    candidates, logits = Candidates(np.random.default_rng(1)), np.arange(5, dtype=np.float32)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Candidates, "_allocate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            candidates.start(logits)
+    candidates.start(logits)
+    TopK(2).apply(candidates)
+    assert len(candidates) == 2

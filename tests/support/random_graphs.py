@@ -87,8 +87,11 @@ _MAKERS: dict[str, tuple[type[Op], Maker]] = {}
 FLOORS = {"Softcap": 30.0, "Xielu": 1.0, "Map": 1.0, "CorrectStream": 1000.0, "LinearState": 1e-3}
 """Magnitudes from which on rows have a relative error bound, for ops that add numbers that may nearly cancel."""
 
-INPUT_BOUNDS = {"GaussianTopK", "Attention", "SelectedAttention"}
-"""Ops whose rows have an error bound relative to their input: it may nearly cancel, or is large in an exponential."""
+INPUT_BOUNDS = {"GaussianTopK"}
+"""Ops whose rows have an error bound relative to their input, which may nearly cancel."""
+
+NUDGED = {"Attention", "SelectedAttention"}
+"""Ops whose rows have an error bound by random changes of the input: sums that may cancel, weighted by exponentials."""
 
 
 def maker(op: type[Op], name: str) -> Callable[[Maker], Maker]:

@@ -79,8 +79,10 @@ class Candidates:
         if logits.dtype != np.float32 or logits.ndim != 1 or not logits.flags.carray or not len(logits):
             raise InvalidRequestError("logits must be a contiguous, writable float32 array of one dimension, not empty")
         if len(self._all_ids) != len(logits):
-            self._all_ids = np.arange(len(logits), dtype=np.int32)
             self._allocate(len(logits))
+            self._all_ids = np.arange(
+                len(logits), dtype=np.int32
+            )  # last, so that an interrupt leaves nothing half done
         if logits is not self._source:
             self._source, self._apply = logits, None
         self.ids, self.logits, self.chosen = self._all_ids, logits, None

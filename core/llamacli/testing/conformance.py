@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,9 @@ from llamacli.ops.lowering import f32
 
 TOLERANCE = 1e-5
 """Largest difference between kernel and reference, as a share of the largest number of the row."""
+
+ROUNDING = np.float32(2**-20)
+"""Relative change of inputs that stands for the rounding of sums in float32: 16 units of it."""
 
 N_TOKENS = 18
 
@@ -43,12 +47,19 @@ def check_op(op: type[Op]) -> None:
 
 
 def check_example(
-    example: Example, n_tokens: int = N_TOKENS, floor: float = 0.0, *, input_bounds: bool = False
+    example: Example,
+    n_tokens: int = N_TOKENS,
+    floor: float = 0.0,
+    *,
+    input_bounds: bool = False,
+    nudged: bool = False,
 ) -> None:
     """Compare the kernels of one example with its reference; see `check_op`.
 
     The input is `n_tokens` random tokens. Rows whose largest number is below `floor`, or with `input_bounds` below the
-    largest one of the input's row, may differ by as much as those of this magnitude.
+    largest one of the input's row, may differ by as much as those of this magnitude. With `nudged`, rows may
+    also differ by as much as random changes of the inputs by ROUNDING change them, for sums that may nearly cancel and
+    for exponentials, whose relative error is the absolute one of their arguments.
     """
     name = f"{example.op.__name__}, example {example.number + 1}"
     tokens = np.random.default_rng(example.number).integers(0, N_VOCAB, n_tokens).astype(np.int32)
@@ -59,6 +70,12 @@ def check_example(
         tables = [table for table in example.weights.values() if len(table) == N_VOCAB]
         floors = np.maximum(floors, np.abs(np.hstack(tables)[tokens]).max(axis=1, keepdims=True))
     bound = TOLERANCE * np.maximum(floors, np.abs(expected).max(axis=1, keepdims=True, initial=0)) + 1e-30
+    if nudged:
+        random = np.random.default_rng(0)
+        signs = {name: random.choice([-ROUNDING, ROUNDING], table.shape) for name, table in example.weights.items()}
+        weights = {name: table * (1 + signs[name]) for name, table in example.weights.items()}
+        change = np.abs(_rows(attrs.evolve(example, weights=weights), ReferenceEngine(), tokens, n_tokens) - expected)
+        bound += change.max(axis=1, keepdims=True, initial=0)
     _expect(name, np.abs(actual - expected) <= bound, expected, actual)
     _expect_equal(f"{name}, with 3 threads", actual, _rows(example, NativeEngine(3), tokens, n_tokens))
     if not example.graph.needs_whole_input:
