@@ -29,7 +29,8 @@ DECLINED = {"error": "the user has not allowed this call"}
 def mcp_functions(path: str | None) -> Iterator[dict[str, Callable[..., Any]]]:
     """Functions by name that call the tools of a file's servers.
 
-    There are none without a file. The servers end with the context. Raises what `read_servers` raises, and UsageError where nobody can be asked.
+    There are none without a file. The servers end with the context. Raises what `read_servers` raises, and UsageError
+    where nobody can be asked.
     """
     if path is None:
         yield {}
