@@ -67,6 +67,6 @@ def test_statistical_topk_of_numbers_whose_squares_underflow() -> None:
     ],
 )
 def test_rounding_of_attention(name: str, draws: list[int]) -> None:
-    """Scores of hundreds, and values that nearly cancel: results are rounded by more than TOLERANCE."""
+    """Scores of hundreds, and values that nearly cancel."""
     left = iter(draws)
     check_example(random_example(name, lambda low, high: next(left)), 6 if "Selected" in name else 5, nudged=True)
