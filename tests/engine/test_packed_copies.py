@@ -239,6 +239,23 @@ def test_damaged_copy_is_made_again(damage, logits, packs, cache, caplog) -> Non
     assert copy.read_bytes() == whole
 
 
+def test_copy_without_memory_for_it_stays(logits, packs, cache, monkeypatch, caplog) -> None:
+    first, copy = logits(), only(cache)
+    before = copy.stat().st_ino
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    packs.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(reading.mmap, "mmap", full)
+        assert reading.open_copy(copy.stem) is None
+    np.testing.assert_array_equal(logits(), first)
+    assert not packs
+    assert copy.stat().st_ino == before
+    assert "made again" not in caplog.text
+
+
 def test_copy_of_a_file_that_has_changed_is_not_used(path, logits, packs, cache) -> None:
     logits()
     stale, stat = only(cache), path.stat()

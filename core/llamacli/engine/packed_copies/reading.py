@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -126,11 +127,11 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = (), *, mappe
         watch.expect_whole()
     except FileNotFoundError:
         return None
-    except SharedFileError as error:
-        _log.info("the packed copy is not used: %s", error)
-        return None
     except (OSError, ValueError) as error:  # ValueError: an empty file, and DamagedError
-        _discard(path, str(error))
+        if isinstance(error, SharedFileError) or getattr(error, "errno", None) == errno.ENOMEM:
+            _log.info("the packed copy is not used: %s", error)
+        else:
+            _discard(path, str(error))
         return None
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # the other time is that of its bytes
