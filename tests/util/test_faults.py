@@ -154,3 +154,27 @@ def test_a_forked_process_has_the_handler(path: Path) -> None:
         path,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n0\n", "")
+
+
+@linux
+@pytest.mark.medium
+@pytest.mark.parametrize("kib", [0, 256, 2048])
+def test_no_memory_for_the_handler(kib: int, path: Path) -> None:
+    """An error, where LLVM would end the process."""
+    done = run(
+        f"""
+        import resource
+        from pathlib import Path as File
+        from llvmlite import binding
+
+        data, mapping, descriptor = mapped()
+        used = int(File("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (used + {kib} << 10,) * 2)
+        try:
+            Watch(mapping, descriptor, path)
+        except MemoryError as error:
+            print(error)
+        """,
+        path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "there is none to watch mapped files\n", "")

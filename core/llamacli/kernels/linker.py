@@ -93,6 +93,7 @@ def _report_failure(name: bytes) -> None:
 
 @functools.cache
 def _engine() -> Any:
+    expect_free(_SPARE, "to link kernels")
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
