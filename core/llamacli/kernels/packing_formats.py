@@ -101,6 +101,9 @@ class FloatPacking:
 # --- integers --------------------------------------------------------------------------------------------------------
 
 
+Term = tuple[ir.Value | None, ir.Value | None]
+
+
 @attrs.frozen
 class Group:
     """Group of 32 columns of 16 rows in registers.
@@ -110,7 +113,7 @@ class Group:
     """
 
     codes: list[ir.Value]
-    terms: list[tuple[ir.Value | None, ir.Value | None]]
+    terms: list[Term]
 
 
 @attrs.frozen
@@ -121,6 +124,8 @@ class Block:
     Codes are below 2^code_bits. Each group is loaded when it is asked for, so that few registers are in use at a time.
     chain: groups whose products are one sum of integers, which is below 2^22. is_direct: columns of one scale of
     activations have just one such sum, which is multiplied by a factor of at most 16 significant bits.
+    pair_at: loads groups 2i and 2i + 1 for an i in a register, for code that loops over them; None if it cannot.
+    terms: loads the terms of a group alone.
     """
 
     factor: ir.Value | None
@@ -130,6 +135,8 @@ class Block:
     chain: int
     is_direct: bool
     groups: Iterator[Group]
+    pair_at: Callable[[ir.Value], Iterator[Group]] | None
+    terms: Callable[[int], list[Term]]
 
 
 @attrs.frozen
@@ -273,11 +280,7 @@ class IntegerPacking:
 
     def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
         """See Packing."""
-        at = 0
-        fields: dict[str, Any] = {}
-        for name, (kind, count) in self.fields.items():
-            fields[name] = _Loads(b, kind, ir.offset(b, address, at))
-            at += ROWS * kind.size * count
+        fields = self._load_fields(b, address)
         factor, shift_factor = self.factors(fields)
         (scale, shift), *more = self.terms(fields, 0)
         narrow = any(factor is field for loads in fields.values() for field in loads.narrow)
@@ -287,26 +290,56 @@ class IntegerPacking:
         if shift_bits and scale is None:
             factor = unit if factor is None else b.fmul(factor, unit)
 
+        def load_group(fields: dict[str, Any], group: int, place: ir.Value) -> Group:
+            codes, terms = self._load_codes(b, place, shift_bits), self.terms(fields, group)
+            if self.marks is not None:
+                codes = self._add_marks(b, codes, self.marks(fields, group))
+            if shift_bits:
+                terms = [(scale if scale is None else b.fmul(scale, unit), shift) for scale, shift in terms]
+            return Group(codes, terms)
+
         def load_groups() -> Iterator[Group]:
             lines = range(0, self.n_bytes, 64)
             for group in range(self.groups):
                 if ahead:  # a group's share of the block: requests in one burst would hold up the loads
                     for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
                         ir.prefetch(b, ir.offset(b, address, ahead + line), 64, level=2)
-                place = ir.offset(b, address, self.field_bytes + group * self.group_bytes)
-                codes, terms = self._load_codes(b, place, shift_bits), self.terms(fields, group)
-                if self.marks is not None:
-                    codes = self._add_marks(b, codes, self.marks(fields, group))
-                if shift_bits:
-                    terms = [(scale if scale is None else b.fmul(scale, unit), shift) for scale, shift in terms]
-                yield Group(codes, terms)
+                yield load_group(fields, group, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
+
+        def load_pair(pair: ir.Value) -> Iterator[Group]:
+            start = ir.offset(b, b.add(address, b.mul(pair, ir.I64(2 * self.group_bytes))), self.field_bytes)
+            fields = self._load_fields(b, address, pair)
+            for place in (start, ir.offset(b, start, self.group_bytes)):
+                if ahead:
+                    ir.prefetch(b, ir.offset(b, place, ahead), self.group_bytes, level=2)
+                yield load_group(fields, int(place is not start), place)
 
         bias_bits = None if self.bias_bits is None else self.bias_bits + shift_bits
         largest, bias = self.largest << shift_bits, 0 if bias_bits is None else 2**bias_bits
         shared = self.groups if self.activation == "q8_K" else 1
         chain = shared if is_plain and max(largest - bias, bias) <= CODE_BIAS else 1
         is_direct = narrow and is_plain and chain == shared
-        return Block(factor, shift_factor, bias_bits, largest.bit_length(), chain, is_direct, load_groups())
+        return Block(
+            factor, shift_factor, bias_bits, largest.bit_length(), chain, is_direct, load_groups(),
+            load_pair if self._has_pairs else None, lambda group: self.terms(fields, group),
+        )  # fmt: skip
+
+    @property
+    def _has_pairs(self) -> bool:
+        """True if each two groups have the same number of each field."""
+        return self.groups == 8 and all(count == 1 or count % 4 == 0 for _, count in self.fields.values())
+
+    def _load_fields(self, b: ir.Builder, address: ir.Value, pair: ir.Value | None = None) -> dict[str, Any]:
+        """Fields of a block, numbered from those of a pair of groups if that is given."""
+        at = 0
+        fields: dict[str, Any] = {}
+        for name, (kind, count) in self.fields.items():
+            place = ir.offset(b, address, at)
+            if pair is not None and count > 1:
+                place = b.add(place, b.mul(pair, ir.I64(ROWS * kind.size * count // 4)))
+            fields[name] = _Loads(b, kind, place)
+            at += ROWS * kind.size * count
+        return fields
 
     def _bits_to_bias(self) -> int:
         """Number of bits that shift codes so that their bias is CODE_BIAS."""

@@ -7,14 +7,14 @@ is taken in a fixed order, whatever the number of tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import intrinsic, types
 from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
-from llamacli.kernels.packing_formats import Block, Group, Packing
+from llamacli.kernels.packing_formats import Block, Group, Packing, Term
 
 _AHEAD, _AHEAD_IN_STREAM = 8192, 1024
 """Prefetch distance in bytes of weights: of products bound by arithmetic, and of those that memory alone bounds."""
@@ -121,43 +121,84 @@ def _integer_block(
     """
     start = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK))
     places = [b.add(row, start) for row in rows]
+    if block.pair_at is not None and block.chain == 1 and isa() == "avx2" and len(rows) > 2:
+        sums = _sums_in_loop(b, block, block.pair_at, places)
+        return _add_products(b, block, places, 0, sums, [(g * _ITEM, block.terms(g)) for g in range(8)], totals)
     shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
-    groups: list[tuple[int, Group]] = []
-    sums: list[ir.Value | None] = []
+    terms: list[tuple[int, list[Term]]] = []
+    sums = []
     chains: list[list[ir.Value]] = [[] for _ in rows]
     for g, group in _in_order(b, block, len(rows)):
         if g % shared == 0:  # a new scale of activations
-            sums, groups = [None] * len(rows), []
-        groups.append((g * _ITEM, group))
-        xs = [ir.offset(b, place, g * _ITEM) for place in places]
-        for part, (scale, _) in enumerate(group.terms):
-            for token, x in enumerate(xs):
-                if g % block.chain == 0:
-                    chains[token] = _new_chains(b, block, group, part, x, len(rows))
-                _extend(b, block, group, part, x, chains[token])
-                if (g + 1) % block.chain:
-                    continue
-                product = _value(b, block, group, x, chains[token])
-                sums[token] = _add_scaled(b, sums[token], product, scale)
-        if block.shift_factor is None and group.terms[0][1] is not None:
-            sums = [_add_shifts(b, total, group, x) for total, x in zip(sums, xs, strict=True)]
-        if (g + 1) % shared:
-            continue
-        for token, place in enumerate(places):
-            product = sums[token]
-            if block.is_direct:  # without rounding: factor * START_VALUE is exact
-                minus_start = b.fmul(block.factor, ir.constant(ir.F32X16, -START_VALUE))
-                product = ir.fma(b, product, block.factor, minus_start)
-            elif block.factor is not None:
-                product = b.fmul(product, block.factor)
-            if block.shift_factor is not None:  # token by token, as there are no registers for sums of all
-                shifts: ir.Value | None = None
-                for at, one in groups:
-                    shifts = _add_shifts(b, shifts, one, ir.offset(b, place, at))
-                product = ir.fma(b, shifts, block.shift_factor, product)
-            x_scale = ir.broadcast_f32(b, ir.offset(b, place, (g + 1 - shared) * _ITEM + _OFFSETS["scale"]))
-            totals[token] = ir.fma(b, product, x_scale, totals[token])
+            sums, terms = [None] * len(rows), []
+        terms.append((g * _ITEM, group.terms))
+        sums = _add_group(b, block, g, group, [ir.offset(b, place, g * _ITEM) for place in places], chains, sums)
+        if (g + 1) % shared == 0:
+            totals = _add_products(b, block, places, (g + 1 - shared) * _ITEM, sums, terms, totals)
     return totals
+
+
+def _sums_in_loop(
+    b: ir.Builder, block: Block, pair_at: Callable[[ir.Value], Iterator[Group]], places: list[ir.Value]
+) -> list[ir.Value | None]:
+    """Sums of a block of eight groups, by code for two of them.
+
+    Code for all would not fit into the cache of decoded instructions of Zen 3, which halves its speed.
+    """
+
+    def body(pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        xs = [b.add(place, b.mul(pair, ir.I64(2 * _ITEM))) for place in places]
+        for group in pair_at(pair):
+            sums = _add_group(b, block, 0, group, xs, [[] for _ in xs], sums)
+            xs = [ir.offset(b, x, _ITEM) for x in xs]
+            ir.keep_order(b)
+        return sums
+
+    return ir.loop(b, ir.I64(4), [ir.constant(ir.F32X16, 0.0)] * len(places), body)
+
+
+def _add_group(
+    b: ir.Builder, block: Block, g: int, group: Group, xs: list[ir.Value], chains: list[list[ir.Value]],
+    sums: Sequence[ir.Value | None],
+) -> list[ir.Value | None]:  # fmt: skip
+    sums = list(sums)
+    for part, (scale, _) in enumerate(group.terms):
+        for token, x in enumerate(xs):
+            if g % block.chain == 0:
+                chains[token] = _new_chains(b, block, group, part, x, len(xs))
+            _extend(b, block, group, part, x, chains[token])
+            if (g + 1) % block.chain:
+                continue
+            product = _value(b, block, group, x, chains[token])
+            sums[token] = _add_scaled(b, sums[token], product, scale)
+    if block.shift_factor is None and group.terms[0][1] is not None:
+        return [_add_shifts(b, total, group.terms, x) for total, x in zip(sums, xs, strict=True)]
+    return sums
+
+
+def _add_products(
+    b: ir.Builder, block: Block, places: list[ir.Value], scale_at: int, sums: Sequence[ir.Value | None],
+    terms: list[tuple[int, list[Term]]], totals: list[ir.Value],
+) -> list[ir.Value]:  # fmt: skip
+    """Add the sums of columns that have one scale of activations, times the factors.
+
+    `scale_at`: offset of that scale; `terms`: offsets of the groups' activations, and their terms.
+    """
+    results = []
+    for place, product, total in zip(places, sums, totals, strict=True):
+        if block.is_direct:  # without rounding: factor * START_VALUE is exact
+            minus_start = b.fmul(block.factor, ir.constant(ir.F32X16, -START_VALUE))
+            product = ir.fma(b, product, block.factor, minus_start)
+        elif block.factor is not None:
+            product = b.fmul(product, block.factor)
+        if block.shift_factor is not None:  # token by token, as there are no registers for sums of all
+            shifts: ir.Value | None = None
+            for at, own in terms:
+                shifts = _add_shifts(b, shifts, own, ir.offset(b, place, at))
+            product = ir.fma(b, shifts, block.shift_factor, product)
+        x_scale = ir.broadcast_f32(b, ir.offset(b, place, scale_at + _OFFSETS["scale"]))
+        results.append(ir.fma(b, product, x_scale, total))
+    return results
 
 
 def _in_order(b: ir.Builder, block: Block, n_tokens: int) -> Iterator[tuple[int, Group]]:
@@ -233,13 +274,13 @@ def _value(b: ir.Builder, block: Block, group: Group, x: ir.Value, chains: list[
     return total
 
 
-def _add_shifts(b: ir.Builder, total: ir.Value | None, group: Group, x: ir.Value) -> ir.Value:
+def _add_shifts(b: ir.Builder, total: ir.Value | None, terms: list[Term], x: ir.Value) -> ir.Value:
     """Add a group's shifts times the sums of its activations.
 
     The shift of the second half is taken for both, and that of the first, if it is another, counts from it, as
     activations have no sum of the second half.
     """
-    *first, (_, last) = group.terms
+    *first, (_, last) = terms
     total = _add_scaled(b, total, ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["sum"])), last)
     for shift in (shift for _, shift in first if shift is not last):
         start = ir.broadcast_f32(b, ir.offset(b, x, _OFFSETS["start_half"]))
