@@ -69,6 +69,8 @@ def schema_of(response_format: Any) -> Json | bool | None:
         given = response_format.get("schema")
         return checked_schema({"type": "object"} if given is None else given)
     inner, path = response_format.get("json_schema"), "response_format.json_schema"
+    if inner is None and (given := response_format.get("schema")) is not None:
+        return checked_schema(given)
     if isinstance(inner, Mapping) and "schema" in inner:
         return checked_schema(inner["schema"])
     path = f"{path}.schema" if isinstance(inner, Mapping) else path
