@@ -30,7 +30,7 @@ from llamacli.serve.http.schemas.common import (
     MAX_TOOLS,
     Budget,
     Count,
-    ResponseFormat,
+    FlatFormat,
     Sampling,
     Text,
 )
@@ -118,7 +118,7 @@ class OutputConfig(Schema, kw_only=True):
     """Effort of the reasoning, and format of the reply."""
 
     effort: str | None = None
-    format: ResponseFormat | None = None
+    format: FlatFormat | None = None
 
 
 class MessagesRequest(Sampling, kw_only=True):
@@ -147,7 +147,7 @@ class MessagesRequest(Sampling, kw_only=True):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: ResponseFormat | None = None
+    output_format: FlatFormat | None = None
 
 
 # --- requests
@@ -186,6 +186,7 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
         turns += _turns(message, f"messages[{i}]")
     last = turns[-1]
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config or OutputConfig()
+    style = output.format or request.output_format
     chat = ChatRequest(
         messages=turns,
         model=request.model,
@@ -193,7 +194,7 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
         stop=request.stop_sequences,
         stream=request.stream,
         **{name: getattr(request, name) for name in Sampling.__struct_fields__},
-        response_format=output.format or request.output_format,
+        response_format=None if style is None else style.as_response_format("output_config.format"),
         tools=_tools(request.tools or ()),
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not choice.disable_parallel_tool_use if choice is not None else None,

@@ -138,7 +138,20 @@ def test_items_become_messages() -> None:
         (InputItem(type="reasoning"), "input"),
     ],
 )
-def test_items_lack_something(item: InputItem, param: str) -> None:
+def test_items_that_lack_something(item: InputItem, param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         as_chat(ResponsesRequest(input=[item]))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ],
+)
+def test_errors_name_their_fields(fields: dict, param: str, http) -> None:
+    reply = http.send("/v1/responses", {"input": "hi", **fields})
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)

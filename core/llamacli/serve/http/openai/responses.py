@@ -31,7 +31,7 @@ from llamacli.serve.http.schemas.chat import (
     Tool,
     ToolChoice,
 )
-from llamacli.serve.http.schemas.common import ResponseFormat, Sampling
+from llamacli.serve.http.schemas.common import Sampling
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, NamedTool, ResponsesRequest
 from llamacli.serve.http.sse import typed_event
 from llamacli.serve.http.state import Server
@@ -141,12 +141,13 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     messages = _messages(items)
     if request.instructions:
         messages.insert(0, ChatMessage(role="system", content=request.instructions))
+    style = None if request.text is None else request.text.format
     return ChatRequest(
         messages=messages,
         model=request.model,
         max_completion_tokens=request.max_output_tokens,
         **{name: getattr(request, name) for name in Sampling.__struct_fields__},
-        response_format=_format(request),
+        response_format=None if style is None else style.as_response_format("text.format"),
         tools=_tools(request),
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
@@ -161,13 +162,6 @@ def _choice(choice: str | NamedTool | None) -> str | ToolChoice | None:
     if not isinstance(choice, NamedTool):
         return choice
     return ToolChoice(function=FunctionName(name=required(choice.name, "tool_choice.name")))
-
-
-def _format(request: ResponsesRequest) -> ResponseFormat | None:
-    if request.text is None or request.text.format is None:
-        return None
-    given = request.text.format
-    return ResponseFormat(type=given.type, schema=given.schema)
 
 
 def _tools(request: ResponsesRequest) -> list[Tool] | None:
@@ -209,12 +203,6 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
             case "reasoning":
                 if text := _reasoning(item.content or item.summary or ""):
                     messages.append(ChatMessage(role="assistant", reasoning_content=text))
-            case _:
-                raise BadRequestError(
-                    f"{path}.type is {item.type!r}; allowed: message, function_call, function_call_output, reasoning",
-                    f"{path}.type",
-                    "unsupported_content",
-                )
     if not messages:
         raise BadRequestError("input: it has no message", "input")
     return messages
