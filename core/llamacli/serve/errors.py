@@ -99,7 +99,7 @@ class MethodError(ServeError):
 
 
 def required(value: T | None, path: str) -> T:
-    """Value of a field that its kind of object must have. Raises BadRequestError."""
+    """Value of a field that must be there. Raises BadRequestError."""
     if value is None:
         raise BadRequestError(f"{path}: it is required", path, "missing_required_parameter")
     return value

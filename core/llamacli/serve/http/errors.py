@@ -45,7 +45,7 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
 
 
 def bad_request(error: Exception) -> BadRequestError:
-    """The same error for a client, with the sampling parameter that it names."""
+    """The error for a client, with the sampling parameter it names."""
     name = str(error).partition(":")[0]
     return BadRequestError(str(error), name if name in SAMPLING_FIELDS.values() else None)
 
