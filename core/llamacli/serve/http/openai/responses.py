@@ -186,7 +186,7 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
         match item.type:
             case "message":
                 role = required(item.role, f"{path}.role")
-                content = _content(required(item.content, f"{path}.content"), f"{path}.content")
+                content = _content(item.content, f"{path}.content")
                 if role == "assistant" and last is not None and last.content is None and not last.tool_calls:
                     last.content = content
                 else:
@@ -198,7 +198,7 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
                     messages.append(last)
                 last.tool_calls = [*(last.tool_calls or ()), CallOfTool(function=function, id=item.call_id)]
             case "function_call_output":
-                content = _content(required(item.output, f"{path}.output"), f"{path}.output")
+                content = _content(item.output, f"{path}.output")
                 messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
             case "reasoning":
                 if text := _reasoning(item.content or item.summary or ""):
@@ -212,10 +212,11 @@ def _reasoning(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
 
 
-def _content(content: str | list[InputPart], path: str) -> str | list[ContentPart]:
+def _content(content: str | list[InputPart] | None, path: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    return [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    parts: list[InputPart] = required(content, path)
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
 def _part(part: InputPart, place: str) -> ForeignPart:
