@@ -86,8 +86,9 @@ _FIELDS = f"""\
 {_GENERATED}
 
 The fields of each endpoint's body: those that are honoured, those that are refused with the reason, and those that
-have no effect on the response. Refused fields may be there with null, false, 0, an empty value, or the value in
-brackets. [Serving](serving.md#endpoints) says what is done with fields that are not listed."""
+have no effect on the response. Refused fields may be there with null or the values in brackets; those without
+brackets with false, 0 or an empty value too. [Serving](serving.md#endpoints) says what is done with fields that are not
+listed."""
 
 
 def samplers_page() -> str:

@@ -137,6 +137,8 @@ def test_modelfile() -> None:
         ("FROM a\nMESSAGE user hi", "MESSAGE is not supported"),
         ("FROM a\nPARAMETER temperature hot", "PARAMETER temperature 'hot' is not a number"),
         ("FROM a\nPARAMETER temperature", "PARAMETER is not supported"),
+        ("FROM a\nFROM b", "it has a second FROM"),
+        ('FROM a\nSYSTEM """b\nPARAMETER top_k 1', "is not an instruction"),
         ("FROM a\nx", "'x' is not an instruction"),
     ],
 )

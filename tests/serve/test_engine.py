@@ -233,7 +233,8 @@ def test_embeddings_equal_those_of_a_model_loaded_for_them(demo: Model) -> None:
         text = asyncio.create_task(events_of(engine, request(demo, "text")))
         events = await events_of(engine, EmbeddingRequest(id="a", model="demo", prompts=prompts))
         await text
-        return [event.vector.tolist() for event in events if isinstance(event, Embedding)]
+        found = {event.prompt: event.vector.tolist() for event in events if isinstance(event, Embedding)}
+        return [found[i] for i in range(len(prompts))]
 
     assert run(demo, use, step_ms=0.5) == expected
 

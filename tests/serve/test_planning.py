@@ -131,6 +131,19 @@ def test_short_prompts_pass_a_long_one_which_is_not_starved() -> None:
     assert Done in kinds(simulation, "short 0")
 
 
+def test_prompt_with_least_missing_comes_first() -> None:
+    simulation = Simulation(step_ms=60, max_running=8)
+    simulation.submit(request("stream", max_tokens=400, ignore_eos=True))
+    simulation.run(until=lambda: len(simulation.events["stream"]) > 9)
+    for i, n in enumerate((400, 300, 60)):
+        simulation.submit(request(str(n), n, seed=i + 1, max_tokens=1))
+    ends: list[int] = []
+    while len(ends) < 3:
+        simulation.step()
+        ends += [n for n in (400, 300, 60) if n not in ends and Done in kinds(simulation, str(n))]
+    assert ends == [60, 300, 400]
+
+
 @examples(50)
 @given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 3)), max_size=120), st.sampled_from([20, 40, 150]))
 def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: int) -> None:

@@ -69,16 +69,18 @@ def schema_of(response_format: Any) -> Json | bool | None:
         given = response_format.get("schema")
         return checked_schema({"type": "object"} if given is None else given)
     inner, path = response_format.get("json_schema"), "response_format.json_schema"
+    if inner is None and (given := response_format.get("schema")) is not None:
+        return checked_schema(given)
     if isinstance(inner, Mapping) and "schema" in inner:
         return checked_schema(inner["schema"])
     path = f"{path}.schema" if isinstance(inner, Mapping) else path
     raise FieldError(f"{path}: it is required", path, "missing_required_parameter")
 
 
-def checked_schema(schema: Any) -> Json | bool | None:
+def checked_schema(schema: Any, param: str = "response_format") -> Json | bool | None:
     """A JSON Schema, or None for none. Raises FieldError."""
     if schema is not None and not isinstance(schema, dict | bool):
-        raise FieldError("a JSON Schema must be an object or a boolean", "response_format", "invalid_schema")
+        raise FieldError("a JSON Schema must be an object or a boolean", param, "invalid_schema")
     return schema
 
 
@@ -92,6 +94,8 @@ def text_of_parts(parts: Iterable[tuple[str, str | None]], path: str) -> str:
 
 def text_of_part(kind: str, text: str | None, path: str) -> str:
     """Text of a part. Raises FieldError for one without."""
+    if text is None and kind == "text":
+        raise FieldError(f"{path}.text: it is required", f"{path}.text", "missing_required_parameter")
     if text is None:
         reason = f"parts of type {kind!r} are not supported, only text"
         raise FieldError(f"{path}: {reason}", f"{path}.type", "unsupported_content")

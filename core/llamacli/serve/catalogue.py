@@ -267,7 +267,7 @@ def expect_gguf(path: Path) -> None:
 
 # --- Modelfiles
 
-_VALUE = r'"""(.*?)"""|"([^"\n]*)"|([^\n]*)'
+_VALUE = r'"""(.*?)"""|"([^"\n]*)"|((?!""")[^\n]*)'
 _INSTRUCTION = re.compile(rf"\s*(?:#[^\n]*|(\w+)[ \t]+(?:{_VALUE}))?(?:\n|$)", re.DOTALL)
 _PARAMETER = re.compile(r"(\w+)\s+(.*)", re.DOTALL)
 
@@ -275,7 +275,7 @@ _PARAMETER = re.compile(r"(\w+)\s+(.*)", re.DOTALL)
 def parse_modelfile(text: str) -> dict[str, Any]:
     """Fields of `/api/create` for the text of a Modelfile.
 
-    Raises InvalidRequestError for an unknown instruction, and for a file without FROM.
+    Raises InvalidRequestError for an unknown instruction, and for a file without FROM or with two.
     """
     fields: dict[str, Any] = {"parameters": {}, "adapters": []}
     position = 0
@@ -289,6 +289,8 @@ def parse_modelfile(text: str) -> dict[str, Any]:
             continue
         name, value = found[1].upper(), next(part for part in found.groups()[1:] if part is not None).strip()
         if name in ("FROM", "SYSTEM", "TEMPLATE", "LICENSE"):
+            if name == "FROM" and "from" in fields:
+                raise InvalidRequestError("modelfile: it has a second FROM")
             fields[name.lower()] = value
         elif name == "ADAPTER":
             fields["adapters"].append(value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from llamacli.errors import LlamaCliError
+
+T = TypeVar("T")
 
 
 class ServeError(LlamaCliError):
@@ -94,6 +96,13 @@ class MethodError(ServeError):
     """The path does not take this method."""
 
     status, type, code = 405, "not_found_error", "method_not_allowed"
+
+
+def required(value: T | None, path: str) -> T:
+    """Value of a field that must be there. Raises BadRequestError."""
+    if value is None:
+        raise BadRequestError(f"{path}: it is required", path, "missing_required_parameter")
+    return value
 
 
 class UnknownModelError(ServeError):

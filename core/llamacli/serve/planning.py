@@ -17,8 +17,6 @@ from llamacli.serve.sampling_pool import SLOW_DRAW_S
 from llamacli.serve.sequences import SequenceState
 from llamacli.serve.settings import EngineSettings
 
-QUANTUM = 512
-"""Tokens of prompts after which another prompt has its turn."""
 EXTRA_SHARE = 0.5
 """Share of a step's time that its sequences may take where more run than `max_running`."""
 LAST_CHUNK = 1.15
@@ -190,8 +188,8 @@ class Planner:
     def _prompts_in_turn(self) -> list[SequenceState]:
         """Sequences with prompts, or other tokens before their next draw, in turn.
 
-        The least served first, in quanta; every fourth chunk goes to the oldest. A prompt waits while an older one
-        computes tokens that both begin with.
+        The one with the fewest missing tokens first, for the shortest waits; every fourth chunk goes to the oldest, so
+        that none starves. A prompt waits while an older one computes tokens that both begin with.
         """
         sequences = [one for one in self.running.sequences if not (one.decodes or one.drawing)]
         if self._memory.shares_anywhere:
@@ -201,10 +199,7 @@ class Planner:
                 if not any(_leads(other, sequence) for other in sequences[:i])
             ]
         oldest = sequences[:1] if self._n_chunks % OLDEST_EVERY == OLDEST_EVERY - 1 else []
-        return sorted(
-            sequences,
-            key=lambda one: (one not in oldest, one.background, one.n_served // QUANTUM, one.order),
-        )
+        return sorted(sequences, key=lambda one: (one not in oldest, one.background, one.n_missing, one.order))
 
     def _chunk(self, sequence: SequenceState, room: int, reserved: int, *, is_first: bool) -> tuple[int, int]:
         """Tokens of a prompt's next chunk, and the bytes of its pages.

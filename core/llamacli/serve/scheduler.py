@@ -449,8 +449,6 @@ class Scheduler:
 
     def _advance(self, sequence: SequenceState, n: int, rows: Logits) -> None:
         """Go on with a sequence after a chunk of it was evaluated."""
-        if n - sequence.n_drafted > sequence.n_decode:
-            sequence.n_served += n
         self._lifecycle.count_evaluated(sequence, n)
         try:
             if sequence.embeds:

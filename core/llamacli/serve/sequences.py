@@ -96,7 +96,7 @@ class SequenceState(TokenSequence):
     - `choice`: index of the choice.
     - `context`: all tokens so far, of which the `cache` holds the first; there are none before admission.
     - `text`: of a choice; None before the prompt is evaluated, and in embeddings.
-    - `n_preempted`: times that it was preempted. `n_served`: prompt tokens evaluated since it was admitted.
+    - `n_preempted`: times that it was preempted.
     - `last_at`: time of the last token.
     - `logprobs`, `rows`: log-probabilities, or hidden states, of the prompt so far, where they are asked for.
     - `has_ways`: prompts go another way through the model than generated tokens, and have other cells.
@@ -116,7 +116,6 @@ class SequenceState(TokenSequence):
     cache: KVSequence = attrs.field(init=False)
     text: ChoiceText | None = None
     n_preempted: int = 0
-    n_served: int = 0
     last_at: float | None = None
     logprobs: list[TokenLogprob] = attrs.field(factory=list)
     rows: list[Logits] = attrs.field(factory=list)
@@ -136,7 +135,7 @@ class SequenceState(TokenSequence):
         """Sequence of another choice after the same prompt."""
         other = SequenceState(
             self.request, self.number, self.arrival, self.prompt, self.n_choices, self.max_new, self.params,
-            self.adapters, choice, list(self._tokens), n_served=self.n_served, has_ways=self.has_ways,
+            self.adapters, choice, list(self._tokens), has_ways=self.has_ways,
         )  # fmt: skip
         other.cache = cache
         return other

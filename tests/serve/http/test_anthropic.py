@@ -8,6 +8,7 @@ from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import InternalError, QueueFullError
 from llamacli.serve.http.anthropic import MessagesRequest, as_chat
 from llamacli.serve.http.bodies import convert
+from llamacli.serve.http.chats import as_dicts
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
 
 HI = [{"role": "user", "content": "hi"}]
@@ -73,13 +74,14 @@ def test_messages_of_blocks() -> None:
             {"type": "text", "text": "so?", "cache_control": {"type": "ephemeral"}}]},
     ]  # fmt: skip
     chat = chat_of(messages=messages, tools=[WEATHER])
-    _, assistant, sun, rain, user = chat.messages
-    assert (assistant.content, assistant.reasoning_content) == ("I look.", "hm")
-    assert (assistant.tool_calls[0].id, assistant.tool_calls[0].function.arguments) == ("a1", {"town": "Bern"})
-    assert [(one.role, one.content, one.tool_call_id) for one in (sun, rain)] == [
+    _, assistant, sun, rain, user = as_dicts(chat.messages)
+    assert (assistant["content"], assistant["reasoning_content"]) == ("I look.", "hm")
+    (call,) = assistant["tool_calls"]
+    assert (call["id"], call["function"]["arguments"]) == ("a1", {"town": "Bern"})
+    assert [(one["role"], one["content"], one["tool_call_id"]) for one in (sun, rain)] == [
         ("tool", "sun", "a1"), ("tool", "rain", "a2")
     ]  # fmt: skip
-    assert (user.role, user.content) == ("user", "so?")
+    assert (user["role"], user["content"]) == ("user", "so?")
     assert chat.tools[0].function.parameters == SCHEMA
     assert not chat.continue_final_message
     begun = [*HI, {"role": "assistant", "content": "The"}]
@@ -96,7 +98,7 @@ def test_options() -> None:
     assert (thinking.enable_thinking, thinking.thinking_budget_tokens) == (True, 9)
     wanted = {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}
     chat = chat_of(output_config=wanted)
-    assert (chat.reasoning_effort, chat.response_format.json_schema.schema) == ("low", SCHEMA)
+    assert (chat.reasoning_effort, chat.response_format.schema) == ("low", SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,9 @@ def test_options() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].name"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: it is required"),
+        ({"system": [{"type": "text"}]}, "system[0].text: it is required"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),

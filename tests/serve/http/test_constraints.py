@@ -47,7 +47,9 @@ def chat_model(tiny_gguf, plugins) -> Model:
         ((ResponseFormat(type="json_object", schema=COLOUR), None, None), (COLOUR, None)),
         ((ResponseFormat(type="json_schema", json_schema=SchemaFormat(schema=COLOUR)), None, None), (COLOUR, None)),
         ((None, COLOUR, None), (COLOUR, None)),
+        ((ResponseFormat(type="json_schema", schema=COLOUR), None, None), (COLOUR, None)),
         ((None, None, "root ::= [a]"), (None, "root ::= [a]")),
+        ((None, COLOUR, ""), (COLOUR, None)),
     ],
 )
 def test_schemas_of_requests(given, expected) -> None:

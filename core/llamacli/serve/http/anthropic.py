@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from llamacli.chat.openai import text_of_part, text_of_parts
-from llamacli.serve.errors import BadRequestError
+from llamacli.serve.errors import BadRequestError, required
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import anthropic_body
 from llamacli.serve.http.generation import Prepared, prepared, rendered
@@ -19,10 +18,10 @@ from llamacli.serve.http.schemas.chat import (
     ChatMessage,
     ChatRequest,
     ContentPart,
+    ForeignPart,
     Function,
     FunctionCall,
     FunctionName,
-    PicturePart,
     Tool,
     ToolChoice,
 )
@@ -31,13 +30,12 @@ from llamacli.serve.http.schemas.common import (
     MAX_TOOLS,
     Budget,
     Count,
-    ResponseFormat,
+    FlatFormat,
     Sampling,
-    SchemaFormat,
     Text,
 )
 from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
-from llamacli.serve.http.sse import event
+from llamacli.serve.http.sse import typed_event
 from llamacli.serve.requests import ArgumentsDelta, Done, Event, Finished, TextDelta, ToolCallDelta, Usage
 
 _CACHED = "prefixes are cached in any case; texts do not depend on it"
@@ -81,7 +79,7 @@ class Block(Schema, kw_only=True):
 class Message(Schema, kw_only=True):
     """Message of a conversation."""
 
-    role: str
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -103,31 +101,24 @@ class MessagesTool(Schema, kw_only=True):
 class Choice(Schema, kw_only=True):
     """Choice of tools: `auto`, `any`, `tool` with a name, or `none`."""
 
-    type: str
+    type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Schema, kw_only=True):
-    """Reasoning: `enabled`, `adaptive` or `disabled`, with a budget; `display` may be `omitted`."""
+    """Reasoning with a budget; `display` may be `omitted`."""
 
-    type: str
+    type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Budget | None = None
     display: str | None = None
-
-
-class Format(Schema, kw_only=True):
-    """Format of the reply: `json_schema`."""
-
-    type: str
-    schema: Any = None
 
 
 class OutputConfig(Schema, kw_only=True):
     """Effort of the reasoning, and format of the reply."""
 
     effort: str | None = None
-    format: Format | None = None
+    format: FlatFormat | None = None
 
 
 class MessagesRequest(Sampling, kw_only=True):
@@ -156,7 +147,7 @@ class MessagesRequest(Sampling, kw_only=True):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: Format | None = None
+    output_format: FlatFormat | None = None
 
 
 # --- requests
@@ -173,10 +164,10 @@ async def messages(call: Call, request: MessagesRequest) -> None:
                     pass
             await call.respond(shapes.message())
             return
-        async with call.stream(error_event=lambda error: _formatted(anthropic_body(error))) as write:
-            await write(_formatted({"type": "message_start", "message": shapes.message()}))
+        async with call.stream(error_event=lambda error: typed_event(anthropic_body(error))) as write:
+            await write(typed_event({"type": "message_start", "message": shapes.message()}))
             async for one in events:
-                if data := b"".join(map(_formatted, shapes.events(one))):
+                if data := b"".join(map(typed_event, shapes.events(one))):
                     await write(data)
 
 
@@ -190,15 +181,12 @@ async def count_tokens(call: Call, request: MessagesRequest) -> None:
 
 def as_chat(request: MessagesRequest) -> ChatRequest:
     """The chat request that means the same. Raises BadRequestError."""
-    system = _text(request.system or "", "system")
-    turns = [ChatMessage(role="system", content=system)] if system else []
+    turns = [ChatMessage(role="system", content=_content(request.system, "system"))] if request.system else []
     for i, message in enumerate(request.messages):
         turns += _turns(message, f"messages[{i}]")
     last = turns[-1]
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config or OutputConfig()
-    if thinking is not None and thinking.type not in ("enabled", "adaptive", "disabled"):
-        reason = "it must be enabled, adaptive or disabled"
-        raise BadRequestError(f"thinking.type is {thinking.type!r}; {reason}", "thinking.type")
+    style = output.format or request.output_format
     chat = ChatRequest(
         messages=turns,
         model=request.model,
@@ -206,7 +194,7 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
         stop=request.stop_sequences,
         stream=request.stream,
         **{name: getattr(request, name) for name in Sampling.__struct_fields__},
-        response_format=_format(output.format or request.output_format),
+        response_format=None if style is None else style.as_response_format("output_config.format"),
         tools=_tools(request.tools or ()),
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not choice.disable_parallel_tool_use if choice is not None else None,
@@ -220,8 +208,6 @@ def as_chat(request: MessagesRequest) -> ChatRequest:
 
 
 def _turns(message: Message, path: str) -> list[ChatMessage]:
-    if message.role not in ("user", "assistant", "system"):
-        raise BadRequestError(f"{path}.role is {message.role!r}; it must be user or assistant", f"{path}.role")
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results: list[ChatMessage] = []
@@ -235,7 +221,7 @@ def _turns(message: Message, path: str) -> list[ChatMessage]:
                 content = _content(block.content or "", f"{place}.content")
                 results.append(ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id))
             case "tool_use" if message.role == "assistant":
-                function = FunctionCall(name=_required(block.name, f"{place}.name"), arguments=block.input or {})
+                function = FunctionCall(name=required(block.name, f"{place}.name"), arguments=block.input or {})
                 calls.append(CallOfTool(function=function, id=block.id))
             case "thinking" | "redacted_thinking" if message.role == "assistant":
                 thoughts.append(block.thinking or "")
@@ -246,24 +232,16 @@ def _turns(message: Message, path: str) -> list[ChatMessage]:
     return [*results, *([own] if texts or calls or thoughts or not results else [])]
 
 
-def _text(content: str | Sequence[Block], path: str) -> str:
+def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    return text_of_parts(((block.type, block.text if block.type == "text" else None) for block in content), path)
+    return [_part(block, f"{path}[{i}]") for i, block in enumerate(content)]
 
 
-def _content(content: str | Sequence[Block], path: str) -> str | list[ContentPart]:
-    if isinstance(content, str) or not any(block.type == "image" for block in content):
-        return _text(content, path)
-    parts: list[ContentPart] = []
-    for i, block in enumerate(content):
-        place = f"{path}[{i}]"
-        if block.type == "image":
-            parts.append(PicturePart(type="image_url", image_url=_address(block.source, place), place=place))
-        else:
-            text = text_of_part(block.type, block.text if block.type == "text" else None, place)
-            parts.append(ContentPart(type="text", text=text))
-    return parts
+def _part(block: Block, place: str) -> ForeignPart:
+    if block.type == "image":
+        return ForeignPart(type="image_url", image_url=_address(block.source, place), place=place)
+    return ForeignPart(type=block.type, text=block.text, place=place)
 
 
 def _address(source: Source | None, path: str) -> str:
@@ -272,12 +250,6 @@ def _address(source: Source | None, path: str) -> str:
     if given is None:
         raise BadRequestError(f"{path}.source: it must have base64 data or a url", f"{path}.source", "invalid_image")
     return given if kind == "url" else f"data:;base64,{given}"
-
-
-def _required(value: str | None, path: str) -> str:
-    if value is None:
-        raise BadRequestError(f"{path}: it is required", path, "missing_required_parameter")
-    return value
 
 
 def _tools(tools: Sequence[MessagesTool]) -> list[Tool] | None:
@@ -293,25 +265,11 @@ def _tools(tools: Sequence[MessagesTool]) -> list[Tool] | None:
 
 def _choice(choice: Choice) -> str | ToolChoice:
     if choice.type == "tool":
-        return ToolChoice(function=FunctionName(name=_required(choice.name, "tool_choice.name")))
-    names = {"auto": "auto", "any": "required", "none": "none"}
-    if choice.type not in names:
-        raise BadRequestError(f"tool_choice.type is {choice.type!r}; it must be auto, any, tool or none",
-                              "tool_choice.type")  # fmt: skip
-    return names[choice.type]
-
-
-def _format(given: Format | None) -> ResponseFormat | None:
-    if given is None:
-        return None
-    return ResponseFormat(type=given.type, json_schema=SchemaFormat(schema=given.schema))
+        return ToolChoice(function=FunctionName(name=required(choice.name, "tool_choice.name")))
+    return "required" if choice.type == "any" else choice.type
 
 
 # --- responses
-
-
-def _formatted(value: dict[str, Any]) -> bytes:
-    return event(value, value["type"])
 
 
 class MessageShapes:

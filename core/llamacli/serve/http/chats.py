@@ -25,7 +25,7 @@ from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_length, expect_room
 from llamacli.serve.http.prompts import truncated
-from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, PicturePart, Tool, ToolChoice
+from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, ForeignPart, Tool, ToolChoice
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import ModelInfo, ReplyFormat
 
@@ -280,10 +280,10 @@ def _content(message: ChatMessage, path: str, pictures: Iterator[Layout] | None)
             assert pictures is not None
             parts.append(next(pictures))
             continue
-        place = part.place if isinstance(part, PicturePart) else None
-        if place is not None:
+        place = part.place if isinstance(part, ForeignPart) else f"{path}.content[{i}]"
+        if part.type == "image_url" and isinstance(part, ForeignPart):
             raise BadRequestError(f"{place}: {_TEXT_ONLY}", place, "unsupported_content")
-        text = openai.text_of_part(part.type, part.text if part.type == "text" else None, f"{path}.content[{i}]")
+        text = openai.text_of_part(part.type, part.text if part.type == "text" else None, place)
         parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]
     return parts if any(not isinstance(part, str) for part in parts) else "".join(parts)
 

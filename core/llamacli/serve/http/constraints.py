@@ -18,6 +18,7 @@ from llamacli.model import Model
 from llamacli.sampling import SamplerChain, SamplerState, SamplingParams, build_chain
 from llamacli.sampling.grammar import memory_limit
 from llamacli.serve.errors import BadRequestError
+from llamacli.serve.http.errors import bad_request
 from llamacli.serve.http.schemas.common import MAX_SCHEMA, Generation, StructuredOutputs
 
 MAX_KEPT_BYTES = 512 << 20
@@ -31,26 +32,15 @@ def schema_of(request: Generation) -> tuple[dict[str, Any] | bool | None, str | 
 
     At most one of them. Raises BadRequestError, FieldError.
     """
-    given, asked = request.structured_outputs or StructuredOutputs(), request.response_format
-    kind = "text" if asked is None else asked.type
-    shape = None if asked is None else msgspec.to_builtins(asked)
-    fields = {
-        "response_format": None if kind == "text" else shape,
-        "json_schema": request.json_schema,
-        "grammar": request.grammar,
-        **{f"guided_{name}": getattr(request, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")},
-        **{f"structured_outputs.{name}": value for name, value in msgspec.structs.asdict(given).items()},
-    }
-    wanted = {name: value for name, value in fields.items() if value is not None and value is not False}
-    if kind in FORMATS and len(wanted) > 1:
+    wanted = constraints_of(request)
+    shape = None if request.response_format is None else msgspec.to_builtins(request.response_format)
+    if len(wanted) > 1 and (shape is None or shape["type"] in FORMATS):
         raise BadRequestError(f"{', '.join(wanted)}: they exclude each other", next(iter(wanted)))
     schema, grammar = openai.schema_of(shape), None
     for name, value in wanted.items():
         match name.removeprefix("guided_").removeprefix("structured_outputs."):
-            case "json_schema":
-                schema = openai.checked_schema(value)
-            case "json":
-                schema = openai.checked_schema(_parsed(value))
+            case "json_schema" | "json":
+                schema = openai.checked_schema(value if name == "json_schema" else _parsed(value), name)
             case "json_object":
                 schema = {"type": "object"}
             case "grammar":
@@ -63,6 +53,24 @@ def schema_of(request: Generation) -> tuple[dict[str, Any] | bool | None, str | 
     size = len(grammar.encode()) if grammar is not None else len(json.dumps(schema)) if schema is not None else 0
     check_size(size)
     return schema, grammar
+
+
+def constraints_of(request: Generation) -> dict[str, Any]:
+    """Constraints that a request gives, by their fields.
+
+    An empty `grammar` is none, as for llama-server.
+    """
+    given, asked = request.structured_outputs or StructuredOutputs(), request.response_format
+    fields = {
+        "response_format": None if asked is None or asked.type == "text" else asked,
+        "json_schema": request.json_schema,
+        "grammar": request.grammar or None,
+        **{f"guided_{name}": getattr(request, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")},
+        **{f"structured_outputs.{name}": value for name, value in msgspec.structs.asdict(given).items()},
+    }
+    if not given.json_object:
+        del fields["structured_outputs.json_object"]
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 _LARK = "%llguidance {}\nstart: "
@@ -95,14 +103,14 @@ def chain(model: Model, params: SamplingParams) -> SamplerChain:
         try:
             found = build_chain(params, model.tokenizer, model.find_sampler)
         except InvalidRequestError as error:
-            is_grammar = str(error).startswith(("grammar", "json_schema"))
-            param = "response_format" if is_grammar else None
-            raise BadRequestError(str(error), param, "invalid_schema" if is_grammar else None) from None
+            if str(error).startswith(("grammar", "json_schema")):
+                raise BadRequestError(str(error), None, "invalid_schema") from None
+            raise bad_request(error) from None
         try:
             SamplerState(0, model.tokenizer).legal(np.zeros(model.tokenizer.n_vocab, np.float32), found)
         except InvalidRequestError as error:
             reason = f"the grammar or schema allows no text: {error}"
-            raise BadRequestError(reason, "response_format", "invalid_schema") from None
+            raise BadRequestError(reason, None, "invalid_schema") from None
     _keep(kept, params, found)
     return found
 

@@ -18,6 +18,7 @@ from llamacli.serve.errors import (
     ServeError,
     ShuttingDownError,
 )
+from llamacli.serve.http.schemas.common import SAMPLING_FIELDS
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +38,16 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
         case FieldError():
             return BadRequestError(str(error), error.param, error.code)
         case LlamaCliError() if isinstance(error, ValueError):  # InvalidRequestError and its kind
-            return BadRequestError(str(error))
+            return bad_request(error)
         case _:
             _log.error("request %s failed", request_id, exc_info=error)
             return InternalError("the server failed to answer the request; its log has the reason")
+
+
+def bad_request(error: Exception) -> BadRequestError:
+    """The error for a client, with the sampling parameter it names."""
+    name = str(error).partition(":")[0]
+    return BadRequestError(str(error), name if name in SAMPLING_FIELDS.values() else None)
 
 
 def openai_body(error: ServeError) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from llamacli.sampling.grammar import prepare
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.chats import Prompt, chat_prompt, echoed_text
-from llamacli.serve.http.constraints import chain, schema_of
+from llamacli.serve.http.constraints import chain, constraints_of, schema_of
+from llamacli.serve.http.errors import bad_request
 from llamacli.serve.http.pictures import layouts, pictured_prompt
 from llamacli.serve.http.prompt_embeds import embedded_prompts
 from llamacli.serve.http.prompts import encoded_prompts, has_pictures
@@ -87,14 +88,14 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     seed = settings.seed if request.seed is None else request.seed
     seed = secrets.randbits(63) if seed is None or seed < 0 else seed
     call.access.fields["seed"] = seed
-    seconds = request.t_max_predict_ms
+    seconds, field = request.t_max_predict_ms, next(iter(constraints_of(request)), "tools")
     generation = GenerationRequest(
         id=call.request_id,
         model=info.name,
         prompts=tuple(tuple(ids) for _, ids in prompts),
         contents=contents or None,
         tiles=tiles,
-        params=params if constraint.is_free else await compiled(call, model, params),
+        params=params if constraint.is_free else await compiled(call, model, params, field),
         seed=seed,
         n=request.n or request.n_cmpl or 1,
         max_tokens=_max_tokens(request, settings.max_tokens),
@@ -245,13 +246,13 @@ def sampling_params(
     try:
         return params_with_defaults(given, model.metadata, n_ctx, model.find_sampler)
     except InvalidRequestError as error:
-        raise BadRequestError(str(error)) from None
+        raise bad_request(error) from None
 
 
-async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerChain:
+async def compiled(call: Call, model: Model, params: SamplingParams, field: str) -> SamplerChain:
     """Sampler chain with a compiled grammar.
 
-    Raises BadRequestError, also if it takes too long.
+    Raises BadRequestError that names the field, also if it takes too long.
     """
     await call.server.run(prepare, model.tokenizer)  # not within the time of the schema that comes first
     seconds = call.settings.schema_timeout
@@ -259,9 +260,11 @@ async def compiled(call: Call, model: Model, params: SamplingParams) -> SamplerC
         async with asyncio.timeout(seconds):
             return await call.server.compilers.run(call.key, chain, model, params)
     except TimeoutError:
-        raise BadRequestError(
-            f"the schema or grammar took longer than {seconds:g} seconds to compile", None, "invalid_schema"
-        ) from None
+        reason = f"the schema or grammar took longer than {seconds:g} seconds to compile"
+        raise BadRequestError(reason, field, "invalid_schema") from None
+    except BadRequestError as error:
+        error.param = error.param or field
+        raise
 
 
 def _biases(biases: Mapping[str, float] | Sequence[tuple[int | str, float]], model: Model) -> dict[int, float]:

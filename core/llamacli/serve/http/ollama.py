@@ -25,10 +25,10 @@ from llamacli.serve.http.schemas.chat import (
     ChatMessage,
     ChatRequest,
     ContentPart,
+    ForeignPart,
     FunctionCall,
-    PicturePart,
 )
-from llamacli.serve.http.schemas.common import ResponseFormat, SchemaFormat
+from llamacli.serve.http.schemas.common import ResponseFormat
 from llamacli.serve.http.schemas.completions import CompletionRequest, Prompt
 from llamacli.serve.http.schemas.ollama import (
     SAMPLING,
@@ -208,7 +208,7 @@ def _content(text: str, images: list[str] | None, path: str) -> str | list[Conte
     if not images:
         return text
     parts: list[ContentPart] = [
-        PicturePart(type="image_url", image_url=image if image[:5] == "data:" else f"data:;base64,{image}", place=path)
+        ForeignPart(type="image_url", image_url=image if image[:5] == "data:" else f"data:;base64,{image}", place=path)
         for image in images
     ]
     return [*parts, ContentPart(type="text", text=text)]
@@ -231,7 +231,7 @@ def _parameters(request: OllamaBase) -> dict[str, Any]:
 
 def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
     if isinstance(given, dict):
-        return ResponseFormat(type="json_schema", json_schema=SchemaFormat(schema=given))
+        return ResponseFormat(type="json_schema", schema=given)
     if given not in (None, "", "json"):
         raise BadRequestError(f"format is {given!r}; it must be json or a JSON Schema", "format")
     return ResponseFormat(type="json_object") if given else None

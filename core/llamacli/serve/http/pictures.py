@@ -21,7 +21,7 @@ from llamacli.serve.errors import BadRequestError, PromptTooLongError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.limits import expect_room
 from llamacli.serve.http.remote_files import fetch
-from llamacli.serve.http.schemas.chat import ChatMessage, ContentPart, PicturePart
+from llamacli.serve.http.schemas.chat import ChatMessage, ContentPart, ForeignPart
 from llamacli.serve.http.schemas.completions import PromptText
 from llamacli.serve.requests import ModelInfo
 
@@ -110,7 +110,7 @@ def _picture_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Conte
     for i, message in enumerate(messages):
         for k, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type == "image_url":
-                yield part.place if isinstance(part, PicturePart) else f"messages[{i}].content[{k}].image_url", part
+                yield part.place if isinstance(part, ForeignPart) else f"messages[{i}].content[{k}].image_url", part
 
 
 def _file(folder: Path | None, name: str, place: str) -> bytes:

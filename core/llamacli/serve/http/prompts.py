@@ -103,8 +103,9 @@ def truncated(ids: list[int], limit: int | None, n_ctx: int) -> list[int]:
     """
     if limit is None:
         return ids
-    n = n_ctx - 1 if limit < 0 else limit
-    return ids[-n:] if n else ids[:0]
+    if not limit:
+        raise BadRequestError("truncate_prompt_tokens: 0 leaves no prompt", "truncate_prompt_tokens")
+    return ids[-(n_ctx - 1 if limit < 0 else limit) :]
 
 
 def _parts(prompt: Mixed) -> list[str | list[int]]:

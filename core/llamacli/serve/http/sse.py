@@ -33,6 +33,11 @@ def event(value: Any, name: str | None = None) -> bytes:
     return head + b"data: " + _encoder.encode(value) + b"\n\n"
 
 
+def typed_event(value: dict[str, Any]) -> bytes:
+    """Format one event with JSON data that has its type."""
+    return event(value, value["type"])
+
+
 def line(value: Any) -> bytes:
     """Format one line of JSON."""
     return _encoder.encode(value) + b"\n"

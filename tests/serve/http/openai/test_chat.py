@@ -251,8 +251,15 @@ def test_sampling_parameters_of_both_apis(http, fake) -> None:
         ({"chat_template_kwargs": {"a": ["x"] * 60_000}}, "chat_template_kwargs", "invalid_value"),
         ({"continue_final_message": True}, "messages", "invalid_value"),
         ({"echo": True}, "echo", "invalid_value"),
-        ({"json_schema": {"type": "text"}}, "response_format", "invalid_schema"),
-        ({"grammar": "root ::= ("}, "response_format", "invalid_schema"),
+        ({"json_schema": {"type": "text"}}, "json_schema", "invalid_schema"),
+        ({"grammar": "root ::= ("}, "grammar", "invalid_schema"),
+        ({"guided_json": False}, "guided_json", "invalid_schema"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "invalid_schema"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "invalid_schema"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
+        ({"parse_tool_calls": False}, "parse_tool_calls", "unsupported_parameter"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,6 +5,7 @@ import pytest
 
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import BadRequestError, InternalError
+from llamacli.serve.http.chats import as_dicts
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
 from llamacli.serve.requests import Admitted, ArgumentsDelta, Done, Finished, TextDelta, Timings, ToolCallDelta, Usage
@@ -117,12 +118,40 @@ def test_items_become_messages() -> None:
         InputItem(type="function_call", name="f", arguments="{}", call_id="1"),
         InputItem(type="function_call", name="g", arguments="{}", call_id="2"),
         InputItem(type="function_call_output", call_id="1", output="x"),
+        InputItem(type="reasoning", summary=[InputPart(type="summary_text", text="so")]),
         InputItem(role="assistant", content="done"),
+        InputItem(type="reasoning", content="cut"),
+        InputItem(role="user", content="and?"),
     ]
-    messages = as_chat(ResponsesRequest(input=items)).messages
-    assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant"]
-    assert messages[0].content == "a\nb"
-    assert messages[1].reasoning_content == "hm"
-    assert [call.function.name for call in messages[1].tool_calls] == ["f", "g"]
-    with pytest.raises(BadRequestError):
-        as_chat(ResponsesRequest(input=[InputItem(type="reasoning")]))
+    messages = as_dicts(as_chat(ResponsesRequest(input=items)).messages)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "assistant", "user"]
+    assert messages[0]["content"] == "a\nb"
+    assert [message.get("reasoning_content") for message in messages] == [None, "hm", None, "so", "cut", None]
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        (InputItem(role="user"), "input[0].content"),
+        (InputItem(type="function_call_output", call_id="1"), "input[0].output"),
+        (InputItem(type="reasoning"), "input"),
+    ],
+)
+def test_items_that_lack_something(item: InputItem, param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        as_chat(ResponsesRequest(input=[item]))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ],
+)
+def test_errors_name_their_fields(fields: dict, param: str, http) -> None:
+    reply = http.send("/v1/responses", {"input": "hi", **fields})
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)

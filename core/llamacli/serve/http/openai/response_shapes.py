@@ -12,7 +12,6 @@ from llamacli.serve.errors import ServeError
 from llamacli.serve.http.openai.history import conversation_id
 from llamacli.serve.http.replies import call_id, llamacpp_progress, llamacpp_timings, progress_timings
 from llamacli.serve.http.schemas.responses import ResponsesRequest
-from llamacli.serve.http.sse import event
 from llamacli.serve.requests import (
     ArgumentsDelta,
     Done,
@@ -31,11 +30,6 @@ from llamacli.serve.store import new_id
 
 def _shown(value: Any) -> Any:
     return msgspec.to_builtins(value)
-
-
-def formatted(value: dict[str, Any]) -> bytes:
-    """Server-sent event of an event of the stream."""
-    return event(value, value["type"])
 
 
 class ResponseShapes:

@@ -5,34 +5,35 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from llamacli.chat.openai import text_of_parts
 from llamacli.serve.errors import (
     BadRequestError,
     LoadingError,
     QueueFullError,
     QueueTimeoutError,
     ShuttingDownError,
+    required,
 )
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.generation import prepared
 from llamacli.serve.http.inner import Exchange
 from llamacli.serve.http.openai.history import Turn, begin, keep, keep_in_conversation, resumed
-from llamacli.serve.http.openai.response_shapes import ResponseShapes, formatted
+from llamacli.serve.http.openai.response_shapes import ResponseShapes
 from llamacli.serve.http.schemas.chat import (
     CallOfTool,
     ChatMessage,
     ChatRequest,
     ContentPart,
+    ForeignPart,
     Function,
     FunctionCall,
     FunctionName,
-    PicturePart,
     Tool,
     ToolChoice,
 )
-from llamacli.serve.http.schemas.common import ResponseFormat, Sampling, SchemaFormat
-from llamacli.serve.http.schemas.responses import InputItem, InputPart, ResponsesRequest
+from llamacli.serve.http.schemas.common import Sampling
+from llamacli.serve.http.schemas.responses import InputItem, InputPart, NamedTool, ResponsesRequest
+from llamacli.serve.http.sse import typed_event
 from llamacli.serve.http.state import Server
 from llamacli.serve.requests import Done
 
@@ -54,11 +55,11 @@ async def responses(call: Call, request: ResponsesRequest) -> None:
             await call.respond(shapes.response())
             return
 
-        async with call.stream(error_event=lambda error: formatted(shapes.error(error))) as write:
+        async with call.stream(error_event=lambda error: typed_event(shapes.error(error))) as write:
             for first in shapes.first_events():
-                await write(formatted(first))
+                await write(typed_event(first))
             async for one in events:
-                data = b"".join(map(formatted, shapes.events(one)))
+                data = b"".join(map(typed_event, shapes.events(one)))
                 if isinstance(one, Done):
                     await keep(call, turn, shapes.response())
                 if data:
@@ -140,15 +141,15 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     messages = _messages(items)
     if request.instructions:
         messages.insert(0, ChatMessage(role="system", content=request.instructions))
-    choice = request.tool_choice
+    style = None if request.text is None else request.text.format
     return ChatRequest(
         messages=messages,
         model=request.model,
         max_completion_tokens=request.max_output_tokens,
         **{name: getattr(request, name) for name in Sampling.__struct_fields__},
-        response_format=_format(request),
+        response_format=None if style is None else style.as_response_format("text.format"),
         tools=_tools(request),
-        tool_choice=choice if choice is None or isinstance(choice, str) else ToolChoice(function=_name(choice.name)),
+        tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         stream=request.stream,
@@ -157,18 +158,10 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _name(name: str | None) -> FunctionName:
-    if name is None:
-        raise BadRequestError("tool_choice.name: it is required", "tool_choice.name", "missing_required_parameter")
-    return FunctionName(name=name)
-
-
-def _format(request: ResponsesRequest) -> ResponseFormat | None:
-    if request.text is None or request.text.format is None:
-        return None
-    given = request.text.format
-    named = SchemaFormat(schema=given.schema, name=given.name) if given.type == "json_schema" else None
-    return ResponseFormat(type=given.type, json_schema=named)
+def _choice(choice: str | NamedTool | None) -> str | ToolChoice | None:
+    if not isinstance(choice, NamedTool):
+        return choice
+    return ToolChoice(function=FunctionName(name=required(choice.name, "tool_choice.name")))
 
 
 def _tools(request: ResponsesRequest) -> list[Tool] | None:
@@ -187,58 +180,48 @@ def _messages(items: list[InputItem]) -> list[ChatMessage]:
     Reasoning and calls belong to the assistant's message beside them.
     """
     messages: list[ChatMessage] = []
-    reasoning: str | None = None
     for i, item in enumerate(items):
         path = f"input[{i}]"
+        last = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
             case "message":
-                if item.role is None:
-                    raise BadRequestError(f"{path}.role: it is required", f"{path}.role", "missing_required_parameter")
-                message = ChatMessage(role=item.role, content=_content(item.content, f"{path}.content"))
-                if item.role == "assistant":
-                    message.reasoning_content, reasoning = reasoning, None
-                messages.append(message)
+                role = required(item.role, f"{path}.role")
+                content = _content(item.content, f"{path}.content")
+                if role == "assistant" and last is not None and last.content is None and not last.tool_calls:
+                    last.content = content
+                else:
+                    messages.append(ChatMessage(role=role, content=content))
             case "function_call":
-                if item.name is None:
-                    raise BadRequestError(f"{path}.name: it is required", f"{path}.name", "missing_required_parameter")
-                call = CallOfTool(function=FunctionCall(name=item.name, arguments=item.arguments), id=item.call_id)
-                if not messages or messages[-1].role != "assistant":
-                    messages.append(ChatMessage(role="assistant", reasoning_content=reasoning))
-                    reasoning = None
-                messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+                function = FunctionCall(name=required(item.name, f"{path}.name"), arguments=item.arguments)
+                if last is None:
+                    last = ChatMessage(role="assistant")
+                    messages.append(last)
+                last.tool_calls = [*(last.tool_calls or ()), CallOfTool(function=function, id=item.call_id)]
             case "function_call_output":
                 content = _content(item.output, f"{path}.output")
                 messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
             case "reasoning":
-                reasoning = _text(item.content or item.summary, path) or None
-            case _:
-                raise BadRequestError(
-                    f"{path}.type is {item.type!r}; allowed: message, function_call, function_call_output, reasoning",
-                    f"{path}.type",
-                    "unsupported_content",
-                )
+                if text := _reasoning(item.content or item.summary or ""):
+                    messages.append(ChatMessage(role="assistant", reasoning_content=text))
     if not messages:
         raise BadRequestError("input: it has no message", "input")
     return messages
 
 
+def _reasoning(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
+
+
 def _content(content: str | list[InputPart] | None, path: str) -> str | list[ContentPart]:
-    if isinstance(content, str) or content is None or not any(part.type == "input_image" for part in content):
-        return _text(content, path)
-    parts: list[ContentPart] = []
-    for i, part in enumerate(content):
-        if part.type == "input_image":
-            place = f"{path}[{i}].image_url"
-            if part.image_url is None:
-                raise BadRequestError(f"{place}: it is required", place, "missing_required_parameter")
-            parts.append(PicturePart(type="image_url", image_url=part.image_url, place=place))
-        else:
-            parts.append(ContentPart(type="text", text=_text([part], path)))
-    return parts
+    if isinstance(content, str):
+        return content
+    parts: list[InputPart] = required(content, path)
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
-def _text(content: str | list[InputPart] | None, path: str) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    parts = ((part.type, part.refusal if part.type == "refusal" else part.text) for part in content)
-    return text_of_parts(parts, path)
+def _part(part: InputPart, place: str) -> ForeignPart:
+    if part.type == "input_image":
+        place = f"{place}.image_url"
+        return ForeignPart(type="image_url", image_url=required(part.image_url, place), place=place)
+    text = part.refusal if part.type == "refusal" else part.text
+    return ForeignPart(type=part.type if text is None else "text", text=text, place=place)

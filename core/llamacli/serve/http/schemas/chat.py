@@ -37,8 +37,8 @@ class ContentPart(Schema, kw_only=True):
     image_url: ImageUrl | str | None = None
 
 
-class PicturePart(ContentPart, kw_only=True):
-    """Picture of a request of another API; `place` is its field there."""
+class ForeignPart(ContentPart, kw_only=True):
+    """Part of a request of another API; `place` is its field there."""
 
     place: str
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from llamacli.serve.errors import required
 from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 from llamacli.util.sampling_params import MAX_NUMBER, PARAMETERS, Parameter
 
@@ -50,6 +51,19 @@ class ResponseFormat(Schema, kw_only=True):
     type: str
     json_schema: SchemaFormat | None = None
     schema: Any = None
+
+
+class FlatFormat(Schema, kw_only=True):
+    """Format of a reply with its JSON Schema beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Any = None
+
+    def as_response_format(self, path: str) -> ResponseFormat:
+        """The same for a chat request. Raises BadRequestError."""
+        if self.type == "json_schema":
+            required(self.schema, f"{path}.schema")
+        return ResponseFormat(type=self.type, schema=self.schema)
 
 
 class StreamOptions(Schema, kw_only=True):
@@ -174,7 +188,7 @@ class Generation(Sampling, kw_only=True):
     guided_regex: Text | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
     guided_grammar: str | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ENDS)] | None = None
     include_stop_str_in_output: bool | None = None

@@ -17,11 +17,15 @@ from llamacli.serve.errors import BadRequestError
 class Refused(NamedTuple):
     """Reason why a field is refused.
 
-    Empty and false values are accepted, and those in `neutral`.
+    Values in `neutral` are accepted, and null; without `neutral`, empty and false values and 0.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """True for a value that would change the reply."""
+        return value not in (*self.neutral, None) if self.neutral else bool(value)
 
 
 Foreign = Mapping[str, Refused | str]
@@ -79,7 +83,7 @@ _VLLM: Foreign = {
     "early_stopping": Refused("there is no beam search"),
     "priority": Refused("clients take turns"),
     "cache_salt": Refused("the prefix cache is one for all clients"),
-    "prompt_logprobs": Refused("give echo and logprobs to /v1/completions"),
+    "prompt_logprobs": Refused("give echo and logprobs to /v1/completions", (None,)),
     "return_token_ids": Refused("it is for /v1/completions"),
     "return_tokens_as_token_ids": Refused("tokens are spelled"),
     "guided_whitespace_pattern": Refused("white space is limited"),
@@ -113,7 +117,7 @@ def unknown_fields(body: Any, value: Any, path: str = "") -> Iterator[tuple[str,
                 yield from unknown_fields(item, known[name], place)
         elif name not in foreign:
             yield place, next(iter(difflib.get_close_matches(name[:64], [*known, *foreign], 1)), None)
-        elif isinstance(refused := foreign[name], Refused) and item and item not in refused.neutral:
+        elif isinstance(refused := foreign[name], Refused) and refused.refuses(item):
             raise BadRequestError(f"{place}: it is not supported: {refused.reason}", place, "unsupported_parameter")
 
 

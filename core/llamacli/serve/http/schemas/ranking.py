@@ -93,8 +93,8 @@ class PoolingRequest(Schema, kw_only=True):
 
     foreign: ClassVar[Foreign] = {
         **_POOLING,
-        "softmax": Refused("give use_activation"),
-        "activation": Refused("give use_activation"),
+        "softmax": Refused("give use_activation", (True,)),
+        "activation": Refused("give use_activation", (True,)),
         "embed_dtype": Refused("numbers are float32", ("float32",)),
         "endianness": Refused("bytes are little-endian", ("native", "little")),
         "messages": Refused("give input; /apply-template has the text of messages"),

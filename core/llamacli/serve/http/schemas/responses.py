@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES
-from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, Sampling
+from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, FlatFormat, Sampling
 from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
 MAX_ITEMS = 100
@@ -43,8 +43,8 @@ class InputItem(Schema, kw_only=True):
         **dict.fromkeys(("id", "status", "encrypted_content", "phase"), "part of a reply that templates do not read"),
     }
 
-    type: str = "message"
-    role: str | None = None
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     call_id: str | None = None
@@ -70,14 +70,12 @@ class NamedTool(Schema, kw_only=True):
     name: str | None = None
 
 
-class TextFormat(Schema, kw_only=True):
-    """Format of the text: `text`, `json_object` or `json_schema`."""
+class TextFormat(FlatFormat, kw_only=True):
+    """Format of the text."""
 
     foreign: ClassVar[Foreign] = {"description": "only schemas constrain texts"}
 
-    type: str
     name: str | None = None
-    schema: Any = None
     strict: bool | None = None
 
 
