@@ -99,7 +99,7 @@ TOO_LARGE = {"lfm2 even": (1060, 530), "lfm2 odd": (1100, 700), "gemma4uv even":
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TORCHVISION)
 def test_tiles_are_those_of_transformers_with_torchvision(case: str) -> None:
-    """LFM2-VL's; Gemma 4's for pictures that fill all tokens, as the others do in transformers alone.
+    """Of LFM2-VL all, of Gemma 4 those that fill all tokens.
 
     Where the proportions change llamacli and llama.cpp leave a margin, and transformers stretches.
     """
