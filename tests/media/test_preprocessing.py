@@ -1,15 +1,19 @@
 """Tiles and decoded files beside those of transformers' image processors."""
 
+import importlib.util
+from typing import Any
+
 import numpy as np
 import pytest
 
 from llamacli.errors import MediaError
 from llamacli.gguf import Metadata
 from llamacli.media.pictures import Picture, Pixels
-from llamacli.testing.tiny_media import mmproj_contents
+from llamacli.testing.tiny_media import drawn, mmproj_contents
 from media_cases import CASES
 from oracle.goldens import DIRECTORY
-from preprocessing_cases import FILES, PICTURES, PROCESSORS
+from oracle.preprocessing import tiles as tiles_of_transformers
+from preprocessing_cases import FILES, PICTURES, PROCESSORS, TORCHVISION
 
 GOLDEN = np.load(DIRECTORY / "preprocessing.npz")
 
@@ -28,10 +32,10 @@ LEVELS = {("idefics3", "tall"): 2}
 """Levels by which resizing differs; Pillow's order of rows and columns depends on its version and on the shape."""
 
 
-def ours(case: str, picture: Pixels) -> list[Pixels]:
+def ours(case: str, picture: Pixels, **keys: Any) -> list[Pixels]:
     made = CASES[case]
     options = {name: value for name, value in made.options.items() if name not in ("swapped", "clamps")}
-    metadata, _ = mmproj_contents(made.encoder, keys=made.keys, **options)
+    metadata, _ = mmproj_contents(made.encoder, keys={**made.keys, **keys}, **options)
     config = made.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, "mmproj.gguf"))
     return [part for part in made.encoder.layout(picture, config) if not isinstance(part, str)]
 
@@ -86,3 +90,27 @@ def test_16_bits_keep_their_range() -> None:
     pixels, cut = Picture.of(GOLDEN["file 16 bits"].tobytes()).pixels, GOLDEN["pixels 16 bits"]
     assert len(np.unique(pixels)) > 200
     assert (cut.reshape(-1, 3)[2:] == 255).all()
+
+
+TOO_LARGE = {"lfm2 even": (1060, 530), "lfm2 odd": (1100, 700), "gemma4uv even": (300, 300), "gemma4uv odd": (400, 300)}
+"""Pictures beyond the largest number of tokens: of sides that keep their proportions, and of others."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TORCHVISION)
+def test_tiles_are_those_of_transformers_with_torchvision(case: str) -> None:
+    """Of LFM2-VL all, of Gemma 4 those that fill all tokens.
+
+    Where the proportions change llamacli and llama.cpp leave a margin, and transformers stretches.
+    """
+    if not all(map(importlib.util.find_spec, ("transformers", "torchvision"))):
+        pytest.skip("needs transformers and torchvision")
+    keys, names = ({}, PICTURES) if case == "lfm2" else ({"image_size": 2048}, ())
+    pictures = [PICTURES[name]() for name in names] + [drawn(*TOO_LARGE[f"{case} even"])]
+    for picture in pictures:
+        tiles, expected = ours(case, picture, **keys), tiles_of_transformers(case, picture)
+        assert levels(tiles, expected) <= 1
+    odd = drawn(*TOO_LARGE[f"{case} odd"])
+    tiles, expected = ours(case, odd, **keys), tiles_of_transformers(case, odd)
+    assert [tile.shape for tile in tiles] == [tile.shape for tile in expected]
+    assert (tiles[0][:, 0] == 0).all() or (tiles[0][0] == 0).all()

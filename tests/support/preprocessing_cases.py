@@ -112,3 +112,13 @@ PROCESSORS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 """Module, class and options by the case of `media_cases` whose encoder they are of."""
+
+TORCHVISION: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "lfm2": ("lfm2_vl.image_processing_lfm2_vl", "Lfm2VlImageProcessor", {}),
+    "gemma4uv": (
+        "gemma4_unified.image_processing_gemma4_unified",
+        "Gemma4UnifiedImageProcessor",
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 1120},
+    ),
+}
+"""Those that need torchvision, whose tiles are too large for a golden."""

@@ -15,10 +15,14 @@ import pytest
 import tiny_variants
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, ModelFormatError
+from llamacli.gguf import open_gguf
 from llamacli.loaders import open_model_file
+from llamacli.media.encoder import MediaEncoder
 from llamacli.testing import ConformanceError, check_shapes
 from llamacli.testing.parametrize import checks_of
 from llamacli.testing.scaffold import KINDS, Description, like, write_encoder_plugin, write_plugin
+from llamacli.testing.tiny_media import write_mmproj
+from llamacli_llama.idefics3 import Idefics3
 
 Imported = tuple[Any, dict[str, Any], Path]
 Write = Callable[..., Imported]
@@ -77,14 +81,21 @@ def test_an_encoder_passes_all_checks(write: Write) -> None:
 
 
 @pytest.mark.medium
-def test_a_media_encoder_passes_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "llamacli-seen"
-    write_encoder_plugin(folder, "seen")
-    assert '"seen" = "llamacli_seen"' in (folder / "pyproject.toml").read_text().split('"llamacli.media"]')[1]
+@pytest.mark.parametrize("source", [None, Idefics3()], ids=["like vision", "from a file"])
+def test_a_media_encoder_passes_all_checks(
+    source: MediaEncoder | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, folder = f"seen{'_again' * bool(source)}", tmp_path / "plugin"
+    file = open_gguf(write_mmproj(tmp_path / "mmproj.gguf", architecture=source)) if source else None
+    with contextlib.closing(file) if file else contextlib.nullcontext():
+        write_encoder_plugin(folder, name, file)
+    projector = source.name if source else name
+    assert f'"{projector}" = "llamacli_{name}"' in (folder / "pyproject.toml").read_text().split('"llamacli.media"]')[1]
     monkeypatch.syspath_prepend(folder)
-    module, tiny = (importlib.import_module(name) for name in ("llamacli_seen", "llamacli_seen.tiny"))
+    module, tiny = (importlib.import_module(f"llamacli_{name}{part}") for part in ("", ".tiny"))
+    encoder = getattr(module, "SeenAgain" if source else "Seen")()
     names = []
-    for check in checks_of(module.Seen(), tiny.MEDIA, inert=tiny.INERT):
+    for check in checks_of(encoder, tiny.MEDIA, inert=tiny.INERT):
         if check.models():
             check()
             names.append(check.name)

@@ -14,6 +14,7 @@ from conftest import TinyGguf
 from llamacli import InvalidRequestError, Rope, load_model
 from llamacli.engine import QuantMode, ReferenceEngine
 from llamacli.gguf import Metadata
+from llamacli.media.encoder import MediaEncoder
 from llamacli.plugins import ARCHITECTURES, Plugins
 from llamacli.testing.dump import _print_numbers, write_dump, write_encoder_dump
 from llamacli.testing.tiny import TinyEncoder
@@ -30,6 +31,7 @@ from llamacli.tools.op_values import (
 )
 from llamacli_llama import Llama, LlamaConfig
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_qwen.vision import Qwen3Vision
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -204,8 +206,15 @@ class TestPictures:
             recorded.values_of_picture(drawn(32, 32))
 
     @pytest.mark.medium
-    def test_dumps_of_mtmd_agree(self, mmproj: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("encoder", "keys"),
+        [(Idefics3(), {"preproc_image_size": 64}), (Qwen3Vision(), {"is_deepstack_layers": [True, False]})],
+        ids=["idefics3", "qwen3vl"],
+    )
+    def test_dumps_of_mtmd_agree(self, encoder: MediaEncoder, keys: dict[str, object], tmp_path: Path) -> None:
         pytest.importorskip("llama_cpp")
+        is_qwen = isinstance(encoder, Qwen3Vision)
+        mmproj = write_mmproj(tmp_path / "mmproj.gguf", architecture=encoder, keys=keys, fused=is_qwen)
         with (tmp_path / "dump").open("w") as out:
             write_encoder_dump(mmproj, drawn(61, 33), out)
         values = Recorded.of(mmproj).values_of_picture(drawn(61, 33))

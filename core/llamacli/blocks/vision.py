@@ -251,9 +251,11 @@ def mlp(g: Graph, x: Value, up: Param, down: Param, activation: Formula = gelu) 
 def _patch_embeddings(g: Graph, c: VisionConfig, w: Weights) -> Value:
     bias: Param | None = w.v_patch_embd_bias
     patches = g.patches(3 * c.patch_size**2)
-    x = g.linear(patches, Param(w.v_patch_embd_weight.weight, bias.weight if bias else None))
+    x = g.linear(patches, Param(w.v_patch_embd_weight.weight, bias.weight if bias and c.n_frames == 1 else None))
     for frame in range(1, c.n_frames):
         x = x + g.linear(patches, getattr(w, f"v_patch_embd_weight_{frame}"))
+    if bias and c.n_frames > 1:
+        x = g.add(x, bias)
     if c.class_token:
         x = g.class_token(x, w.v_class_embd)
     if c.positions == "learned":

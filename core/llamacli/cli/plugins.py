@@ -120,9 +120,9 @@ def _described(row: Mapping[str, Any]) -> Iterator[str]:
 def new(name: str, source: str | None, kind: str | None, folder: str | None) -> None:
     """Write the skeleton of a plugin: a distribution with tests.
 
-    From a model file it has every key, every tensor with its shape in terms of the configuration, and a forward pass of
-    the parts that are known; the rest is marked as left to do. The plugin can be installed, and its tests say what is
-    left.
+    From a mmproj file it is a media encoder, with the tensors of its projector. From a model file it has every key,
+    every tensor with its shape in terms of the configuration, and a forward pass of the parts that are known; the
+    rest is marked as left to do. The plugin can be installed, and its tests say what is left.
     """
     from pathlib import Path
 
@@ -139,7 +139,10 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
         elif source is not None:
             file = open_model_file(source, installed_plugins().loaders())
             try:
-                written = write_plugin(target, name, Description.of(file), from_file=True)
+                if file.metadata.get("general.architecture") == "clip":
+                    written = write_encoder_plugin(target, name, file)
+                else:
+                    written = write_plugin(target, name, Description.of(file), from_file=True)
             finally:
                 file.close()
         else:

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from llamacli.errors import InvalidRequestError
+from llamacli.gguf import Metadata
+from llamacli.loaders import ModelFile
+from llamacli.media.encoder import projector_of
 from llamacli.testing.scaffold.declarations import Declarations
 from llamacli.testing.scaffold.description import Description
 from llamacli.testing.scaffold.forward import Forward
@@ -33,13 +36,15 @@ def write_plugin(folder: Path, name: str, description: Description, *, from_file
     return _write(folder, name, lambda module: _contents(name, module, description, from_file))
 
 
-def write_encoder_plugin(folder: Path, name: str) -> list[Path]:
+def write_encoder_plugin(folder: Path, name: str, file: ModelFile | None = None) -> list[Path]:
     """Write the distribution of a media encoder into a new folder.
 
     Returns its files.
-    `name` is its `clip.projector_type` too. Raises what `write_plugin` raises.
+    From an open mmproj file it has the fields of VisionConfig and the tensors of the projector that the file shows;
+    else `name` is its `clip.projector_type` too. Raises what `write_plugin` raises, and ModelFormatError for another
+    file.
     """
-    return _write(folder, name, lambda module: _encoder_contents(name, module))
+    return _write(folder, name, lambda module: _encoder_contents(name, module, file))
 
 
 def _write(folder: Path, name: str, contents: Callable[[str], dict[str, str]]) -> list[Path]:
@@ -60,14 +65,66 @@ def _write(folder: Path, name: str, contents: Callable[[str], dict[str, str]]) -
     return written
 
 
-def _encoder_contents(name: str, module: str) -> dict[str, str]:
+def _encoder_contents(name: str, module: str, file: ModelFile | None) -> dict[str, str]:
     class_name = _class_name(module)
     values = {
-        "name": name, "module": module, "architecture": name, "class_name": class_name, "inert": _INERT,
-        "options": ", inert=INERT", "names": "INERT, MEDIA", "variants": "MEDIA", "kind": "Media encoder",
-        "group": "llamacli.media",
+        "name": name, "module": module, "architecture": projector_of(file.metadata) if file else name,
+        "class_name": class_name, "inert": _INERT, "options": ", inert=INERT", "names": "INERT, MEDIA",
+        "variants": "MEDIA", "kind": "Media encoder", "group": "llamacli.media",
     }  # fmt: skip
-    return _files(module, values, "media.py", "media_tiny.py", "media_README.md")
+    values |= _of_encoder(file.metadata, {key: info.shape for key, info in file.tensors.items()}) if file else _SIGLIP
+    files = _files(module, values, "media.py", "media_tiny.py", "media_README.md")
+    init = f"llamacli_{module}/__init__.py"
+    return files | {init: _without_unused(files[init], "gelu", "mlp")}
+
+
+_SIGLIP = {
+    "fields": "n_merge=2",
+    "projector": """\
+        table.add("mm.0", config.n_embd_text, width, bias=True)
+        table.add("mm.2", config.n_embd_text, config.n_embd_text, bias=True)""",
+    "result": "mlp(g, x, weights.mm_0, weights.mm_2, gelu)",
+    "keys": '{"projector.scale_factor": 2}',
+}
+
+
+def _of_encoder(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Parts of the template that a mmproj file tells."""
+    n_merge, found = metadata.get_int("clip.vision.projector.scale_factor", 1), dict[str, str]()
+    key = "projector.scale_factor"
+    if "clip.vision.spatial_merge_size" in metadata:
+        key, found["merge_key"] = "spatial_merge_size", '"spatial_merge_size"'
+        n_merge = metadata.get_int(f"clip.vision.{key}")
+    shown = {
+        "n_frames": "2" if "v.patch_embd.weight.1" in shapes else "",
+        "rms": "" if "v.blk.0.ln1.bias" in shapes else "True",
+        "gated": "True" if "v.blk.0.ffn_gate.weight" in shapes else "",
+        "positions": "" if "v.position_embd.weight" in shapes else '""',
+        "class_token": '"dropped"' if "v.class_embd" in shapes else "",
+        "qk_norm": '"head"' if "v.blk.0.attn_q_norm.weight" in shapes else "",
+        "layer_scale": "True" if "v.blk.0.ls1.weight" in shapes else "",
+        "post_norms": "True" if "v.blk.0.attn_post_norm.weight" in shapes else "",
+    }
+    found |= {field: value for field, value in shown.items() if value}
+    n_embd, n_text = (metadata.get_int(f"clip.vision.{key}") for key in ("embedding_length", "projection_dim"))
+    sizes = {n_embd * n_merge**2: "width", n_embd: "config.n_embd", n_text: "config.n_embd_text"}
+    table, matrices = [], []
+    for tensor in sorted(name for name in shapes if name.startswith("mm.") and not name.startswith("mm.a.")):
+        stem, _, kind = tensor.rpartition(".")
+        numbers = ", ".join(sizes.get(size, str(size)) for size in shapes[tensor])
+        if kind == "weight":
+            table.append(f'table.add("{stem}", {numbers}{", bias=True" if f"{stem}.bias" in shapes else ""})')
+            matrices += [f"weights.{stem.replace('.', '_')}"] if len(shapes[tensor]) == 2 else []
+        elif kind != "bias" or f"{stem}.weight" not in shapes:
+            table.append(f'table.add_tensor("{tensor}", {numbers})')
+    result = {1: "g.linear(x, {})", 2: "mlp(g, x, {}, gelu)"}.get(len(matrices), "x")
+    left = "" if result != "x" and len(table) == len(matrices) else "  # Left to do: the projector"
+    return {
+        "fields": ", ".join([f"n_merge={n_merge}", *(f"{field}={value}" for field, value in found.items())]),
+        "projector": "\n".join(f"        {line}" for line in table),
+        "result": result.format(", ".join(matrices)) + left,
+        "keys": f'{{"{key}": {n_merge}}}',
+    }
 
 
 def _class_name(module: str) -> str:
@@ -121,11 +178,7 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
     }
     values["bound"] = "1e-5),  # llama.cpp rounds GELU to float16" if "gelu" in values["forward"] else "1e-8),"
     files = _files(module, values)
-    init = files[f"llamacli_{module}/__init__.py"]
-    for name, imported in (("gelu", " gelu,"), ("Rope", " Rope,")):
-        if not re.search(rf"\b{name}\b", init.replace(imported, "")):
-            init = init.replace(imported, "")
-    files[f"llamacli_{module}/__init__.py"] = init
+    files[f"llamacli_{module}/__init__.py"] = _without_unused(files[f"llamacli_{module}/__init__.py"], "gelu", "Rope")
     if from_file:
         imports = "import json\nfrom pathlib import Path\n\nfrom llamacli.testing import check_shapes, "
         test = files[f"tests/test_{module}.py"].replace("from llamacli.testing import ", imports)
@@ -133,6 +186,13 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
         content = {"keys": dict(description.keys), "shapes": {key: list(x) for key, x in description.shapes.items()}}
         files |= {f"tests/test_{module}.py": test, "tests/file.json": json.dumps(content, indent=1) + "\n"}
     return files
+
+
+def _without_unused(init: str, *names: str) -> str:
+    for name in names:
+        if len(re.findall(rf"\b{name}\b", init)) == 1:
+            init = re.sub(rf"\s+{name},", "", init)
+    return init
 
 
 def _source(value: Any) -> str:
