@@ -359,23 +359,24 @@ class TensorTable:
                 found[f"{place}.{whole}"] = tuple(f"{place}.{part}" for part in parts)
         return found
 
-    def shapes(self, *, optional: bool = True, fused: bool = False) -> dict[str, tuple[int, ...]]:
+    def shapes(self, *, optional: bool = True, fused: bool = False, nextn: bool = False) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a tiny file, by full name.
 
-        With or without `optional` tensors; parameters that may be `fused` are either so or apart. Scales, classifier
-        heads and unused tensors are left out.
+        With or without `optional` tensors, and those of multi-token-prediction heads, `nextn`; parameters that may be
+        `fused` are either so or apart. Scales, classifier heads and unused tensors are left out.
         """
         parts = [part for names in self._fused.values() for part in names] if fused else [*self._fused]
         parts += [name for first, second, prefer in self._choices for name in (second if prefer else first)]
         left_out = {*parts, *_full_names(parts), *_full_names(CLASSIFIER)}
+        unused = self._unused and not (nextn and self._nextn)
         found = {
             name: spec.shape
             for name, spec in self._specs.items()
-            if name not in left_out and not (spec.unused or self._unused)
+            if name not in left_out and not (spec.unused or unused)
             if (optional and not name.endswith(".scale")) or not spec.optional
         }
         for place, block in self._blocks.items():
-            shapes = block.shapes(optional=optional, fused=fused)
+            shapes = block.shapes(optional=optional, fused=fused, nextn=nextn)
             found |= {f"{place}.{name}": shape for name, shape in shapes.items()}
         return found
 
