@@ -1,7 +1,7 @@
 """DFlash draft heads: blocks of tokens in one pass.
 
-Chen et al. 2026. Layers of Qwen 3's kind. Their keys and values are those of the model's tokens, made of the inputs of some of its
-layers, and those of the block itself: the last token, and a mask for each token to predict.
+Chen et al. 2026. Layers of Qwen 3's kind. Their keys and values are those of the model's tokens, made of the inputs of
+some of its layers, and those of the block itself: the last token, and a mask for each token to predict.
 """
 
 from collections.abc import Mapping
