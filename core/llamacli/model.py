@@ -656,7 +656,8 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
     _warn_of_unread_keys(metadata, config.architecture)
     program = model.program.extended(graph, view)
     pool = model.head_pool(program, identity(file))
-    fuses, injects = (part and model.program.extended(part, view) for part in (fuser, injector))
+    fuses = model.program.extended(fuser, view)
+    injects = model.program.extended(injector, view) if injector else None
     return Head(name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block)
 
 

@@ -52,7 +52,7 @@ class Granite(Architecture):
     """`general.architecture = granite`."""
 
     name = "granite"
-    config_class = GraniteConfig
+    config_class: type[GraniteConfig] = GraniteConfig
     has_options = True
     """True for files that may have biases of networks and factors of RoPE."""
     always_rotated = False
