@@ -359,23 +359,24 @@ class TensorTable:
                 found[f"{place}.{whole}"] = tuple(f"{place}.{part}" for part in parts)
         return found
 
-    def shapes(self, *, optional: bool = True, fused: bool = False) -> dict[str, tuple[int, ...]]:
+    def shapes(self, *, optional: bool = True, fused: bool = False, nextn: bool = False) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a tiny file, by full name.
 
-        With or without `optional` tensors; parameters that may be `fused` are either so or apart. Scales, classifier
-        heads and unused tensors are left out.
+        With or without `optional` tensors, and those of multi-token-prediction heads, `nextn`; parameters that may be
+        `fused` are either so or apart. Scales, classifier heads and unused tensors are left out.
         """
         parts = [part for names in self._fused.values() for part in names] if fused else [*self._fused]
         parts += [name for first, second, prefer in self._choices for name in (second if prefer else first)]
         left_out = {*parts, *_full_names(parts), *_full_names(CLASSIFIER)}
+        unused = self._unused and not (nextn and self._nextn)
         found = {
             name: spec.shape
             for name, spec in self._specs.items()
-            if name not in left_out and not (spec.unused or self._unused)
+            if name not in left_out and not (spec.unused or unused)
             if (optional and not name.endswith(".scale")) or not spec.optional
         }
         for place, block in self._blocks.items():
-            shapes = block.shapes(optional=optional, fused=fused)
+            shapes = block.shapes(optional=optional, fused=fused, nextn=nextn)
             found |= {f"{place}.{name}": shape for name, shape in shapes.items()}
         return found
 
@@ -575,6 +576,26 @@ class HeadArchitecture(Architecture):
         return None
 
 
+class BlockHeadArchitecture(HeadArchitecture):
+    """Family of draft heads that predict blocks of tokens, such as DFlash.
+
+    `fuse` makes states as those of other heads do; `inject` caches keys and values of them. `forward` computes logits
+    of a block, the last token and masks behind it, which attends to the same cells and, unless it is causal, to itself
+    in both directions: row i is of the token at its own place.
+    """
+
+    @abc.abstractmethod
+    def inject(self, g: Graph, config: Any, weights: Weights) -> None:
+        """Record the caching of keys and values of a token's state.
+
+        The state is `g.previous_hidden(config.n_embd)`, and each `g.store` as in `forward`.
+        """
+
+    @abc.abstractmethod
+    def block(self, config: Any) -> tuple[int, int, bool]:
+        """Length of a block, id of masks, and True if causal."""
+
+
 def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
@@ -637,6 +658,26 @@ def trace_head(architecture: HeadArchitecture, config: Config, weights: Weights)
     if state.width != config.n_embd or passed is None or passed.width != config.n_embd or head.hidden is None:
         raise PluginError(f"{part} must set g.passed to a state of {config.n_embd} numbers, as `fuse` makes them")
     return fuser, head
+
+
+def trace_block_head(
+    architecture: BlockHeadArchitecture, config: Config, weights: Weights
+) -> tuple[Graph, Graph, Graph]:
+    """Record the parts of a head that predicts blocks: `fuse`, `inject`, `forward`.
+
+    Raises PluginError for parts that cannot draft, see `BlockHeadArchitecture`.
+    """
+    part, fuser, injector, head = f"draft head {architecture.name!r}", Graph(), Graph(), Graph()
+    state, logits = architecture.fuse(fuser, config, weights), architecture.forward(head, config, weights)
+    architecture.inject(injector, config, weights)
+    if not fuser.reads_hidden or fuser.states or fuser.ops[-1].out is not state or state.width != config.n_embd:
+        raise PluginError(f"{part}: fuse must make a state of {config.n_embd} numbers of g.previous_hidden")
+    if not injector.reads_hidden or injector.states != head.states or injector.recurrent:
+        raise PluginError(f"{part}: inject must read g.previous_hidden, and store what forward does")
+    injector.scale(injector.ops[0].out, 1.0)  # a program ends in a value, which nothing reads
+    if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent or head.needs_whole_input:
+        raise PluginError(f"{part}: forward must end in its logits, and have no recurrent states")
+    return fuser, injector, head
 
 
 def trace_classifier(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:

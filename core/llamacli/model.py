@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamacli.architecture import (
     Architecture,
+    BlockHeadArchitecture,
     Config,
     HeadArchitecture,
     TensorTable,
     Weights,
     trace,
+    trace_block_head,
     trace_classifier,
     trace_head,
     trace_nextn,
@@ -629,7 +631,12 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
             f"{model.config.n_vocab} tokens"
         )
     _share_weights(model, weights, config, f"{file.path}: the {name}")
-    fuser, graph = trace_head(architecture, config, weights)
+    injector, block = None, (0, 0, False)
+    if isinstance(architecture, BlockHeadArchitecture):
+        fuser, injector, graph = trace_block_head(architecture, config, weights)
+        block = architecture.block(config)
+    else:
+        fuser, graph = trace_head(architecture, config, weights)
     layers, n_embd = architecture.layers(config), model.config.n_embd
     if fuser.n_hidden != len(layers) * n_embd:
         raise ModelFormatError(
@@ -649,7 +656,9 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
     _warn_of_unread_keys(metadata, config.architecture)
     program = model.program.extended(graph, view)
     pool = model.head_pool(program, identity(file))
-    return Head(name, model, lambda: program, pool, model.program.extended(fuser, view), tuple(columns), known)
+    fuses = model.program.extended(fuser, view)
+    injects = model.program.extended(injector, view) if injector else None
+    return Head(name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block)
 
 
 def _share_weights(model: Model, weights: Weights, config: Config, head: str) -> None:

@@ -7,6 +7,7 @@ One import a line; the sections are those of docs/plugin-names.md.
 # Architectures
 from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
+from llamacli.architecture import BlockHeadArchitecture as BlockHeadArchitecture
 from llamacli.architecture import HeadArchitecture as HeadArchitecture
 from llamacli.architecture import Params as Params
 from llamacli.architecture import TensorTable as TensorTable

@@ -1,4 +1,4 @@
-"""EAGLE-3 draft heads: llama.cpp's states, logits and drafts, files of other models."""
+"""Draft heads in files of their own: results, files of other models."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,16 @@ import pytest
 
 import tiny_variants
 from conftest import LoadTiny
-from llamacli import HeadDrafter, InvalidRequestError, Model, ModelFormatError, MtpHead, SamplingParams, load_model
+from llamacli import (
+    HeadDrafter,
+    Inputs,
+    InvalidRequestError,
+    Model,
+    ModelFormatError,
+    MtpHead,
+    SamplingParams,
+    load_model,
+)
 from llamacli.engine import Chunk, default_engine, evaluate
 from llamacli.engine.heads import Head
 from llamacli.generation.drafters import drafter_of
@@ -17,6 +26,7 @@ from llamacli.kv import KVSequence
 from llamacli.plugins import Plugins
 from llamacli.testing import formulas
 from oracle.goldens import DIRECTORY, TOKENS
+from tiny_dflash import HEADS as BLOCK_HEADS
 from tiny_eagle import HEADS, MODELS, write_eagle3
 
 N_TOKENS, N_DRAFT = 24, 6
@@ -75,6 +85,33 @@ def test_states_logits_and_drafts_are_those_of_llama_cpp(name: str, load_tiny: L
     assert draft == expected["draft"].tolist()
 
 
+@pytest.mark.parametrize("name", BLOCK_HEADS)
+def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path: Path) -> None:
+    write, options, bound = BLOCK_HEADS[name]
+    tokens = TOKENS[:N_TOKENS].tolist()
+    with np.load(DIRECTORY / "heads.npz") as golden, load_tiny("gqa", dequantized=True, n_layer=3) as model:
+        expected = {field: golden[f"{name} {field}"] for field in ("features", "states", "logits", "draft")}
+        head = head_of(model, write(tmp_path / "head.gguf", **options))
+        rows, sequence = passed(model, tokens[:-1]), head.sequence(None)
+        states, (length, mask, is_causal) = head.states(rows, sequence), head.block
+        injector = head.injector
+        assert injector is not None
+        evaluate(lambda _: injector, [Chunk(sequence, tokens[:-1], n_last=0, hidden_in=states)])
+        block = Inputs.of([tokens[-1], *[mask] * (length - 1)], spans=[] if is_causal else [(0, length)])
+        logits = head.logits(evaluate(lambda _: head.program, [Chunk(sequence, block, n_last=length)])[0])
+        with HeadDrafter(head, min_probability=0.0) as drafter:
+            drafter.take_hidden(0, tokens[:18], rows[:18], 0)
+            drafter.take_hidden(18, [*tokens[18:-1], 7], np.concatenate([rows[18:], rows[:1]]), 1)
+            drafts = [drafter.draft(tokens, n) for n in (length, 2, length)]
+    assert formulas.nmse(np.concatenate([rows[:, part] for part in head.columns], 1), expected["features"]) < bound
+    assert formulas.nmse(states, expected["states"]) < bound
+    known = np.isfinite(expected["logits"])
+    assert (np.isfinite(logits) == known).all()
+    assert formulas.nmse(logits[known], expected["logits"][known]) < bound
+    assert drafts[0] == drafts[2] == expected["draft"].tolist()
+    assert len(drafts[1]) == 2
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, plugins: Plugins) -> Iterator[Model]:
     """Model of three layers, on kernels."""
@@ -99,6 +136,17 @@ def test_texts_are_those_without_drafts(
     params = SamplingParams(temperature=temperature)
     expected, *_ = text(model, params)
     with HeadDrafter(head_of(model, write_head(**head_options)), 4, min_probability=0.0) as drafter:
+        ids, n_drafted, _ = text(model, params, drafter)
+    assert ids == expected
+    assert n_drafted > 0
+
+
+@pytest.mark.parametrize("name", BLOCK_HEADS)
+def test_texts_are_those_without_blocks(name: str, model: Model, tmp_path: Path) -> None:
+    write, options, _ = BLOCK_HEADS[name]
+    params = SamplingParams(temperature=1.0)
+    expected, *_ = text(model, params)
+    with HeadDrafter(head_of(model, write(tmp_path / "head.gguf", **options)), 4, min_probability=0.0) as drafter:
         ids, n_drafted, _ = text(model, params, drafter)
     assert ids == expected
     assert n_drafted > 0

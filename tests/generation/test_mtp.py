@@ -41,6 +41,10 @@ HEADS: dict[str, dict[str, Any]] = {
     "glm4moe_nextn": {"n_layer": 1, "n_dense": 0},
     "deepseek2_nextn": {"n_layer": 1, "n_dense": 0},
     "bailing_nextn": {"n_layer": 1, "n_dense": 0},
+    "exaone_moe_nextn": {
+        "keys": tiny_variants.VARIANTS["exaone_moe_nextn"].options["keys"]
+        | {"block_count": 1, "attention.sliding_window_pattern": 0}
+    },
     "qwen35_nextn": {"n_layer": 1, "interval": 1},
     "qwen35moe_nextn": {"n_layer": 1, "interval": 1},
     "qwen3next_nextn": {"n_layer": 1, "interval": 1},

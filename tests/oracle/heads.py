@@ -1,4 +1,4 @@
-"""Record llama.cpp's hidden states and drafts of EAGLE-3 heads: `python -m oracle.heads`.
+"""Record llama.cpp's hidden states and drafts of draft heads: `python -m oracle.heads [NAME ...]`.
 
 The functions that llama.cpp's own speculative decoding uses for this are not in its headers for programs.
 """
@@ -6,6 +6,7 @@ The functions that llama.cpp's own speculative decoding uses for this are not in
 from __future__ import annotations
 
 import ctypes
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import numpy.typing as npt
 import tiny_variants
 from oracle.goldens import DIRECTORY, TOKENS
 from oracle.peer import Peer
+from tiny_dflash import HEADS as BLOCK_HEADS
+from tiny_dflash import LAYERS
 from tiny_eagle import HEADS, MODELS
 
 GOLDEN = DIRECTORY / "heads.npz"
@@ -42,7 +45,7 @@ class Pair:
         for name, (symbol, result, arguments) in _SYMBOLS.items():
             self._call[name] = function = getattr(library, symbol)
             function.restype, function.argtypes = result, [ctypes.c_void_p, *arguments]
-        n_layer = self._api.llama_model_n_layer(self.model._model)
+        n_layer = self._api.llama_model_n_layer(self.model.model)
         self._last = n_layer
         for layer in layers:
             if layer < n_layer:
@@ -60,7 +63,16 @@ class Pair:
         ]
         return np.concatenate([np.ctypeslib.as_array(rows, shape=shape) for rows in found], 1)
 
-    def process(self, rows: Rows, ids: list[int] | None, start: int) -> tuple[Rows, Rows]:
+    def inject(self, features: Rows) -> None:
+        """Cache keys and values of the states of a text."""
+        self.process(features, None, 0, injects=True)
+
+    def block(self, ids: list[int], start: int, *, causal: bool) -> Rows:
+        """Logits of a block of tokens without states."""
+        self._api.llama_set_causal_attn(self.head._context, causal)
+        return self.process(np.empty((len(ids), 0), np.float32), ids, start)[0]
+
+    def process(self, rows: Rows, ids: list[int] | None, start: int, *, injects: bool = False) -> tuple[Rows, Rows]:
         """Fuse rows without ids, or decode ids with states."""
         api, batch = self._api, self._api.llama_batch_ext_init(self.head._context)
         rows = np.ascontiguousarray(rows, np.float32)
@@ -71,12 +83,17 @@ class Pair:
             else:
                 at = api.llama_batch_ext_add_token(batch, 0, ids[i])
             api.llama_batch_ext_set_pos(batch, at, (ctypes.c_int32 * 1)(start + i))
-            if ids is not None:
+            if ids is not None and rows.size:
                 api.llama_batch_ext_set_embd_token(batch, at, given)
-            api.llama_batch_ext_set_output_logits(batch, at, True)
-        if status := api.llama_process(self.head._context, int(ids is not None), batch):
+            api.llama_batch_ext_set_output_logits(batch, at, not injects)
+        if status := api.llama_process(self.head._context, int(injects or ids is not None), batch):
             raise OSError(f"llama.cpp's head failed with status {status}")
         api.llama_batch_ext_free(batch)
+        if injects:
+            return rows[:0], rows[:0]
+        if not rows.size:
+            logits: Any = ctypes.cast(api.llama_get_logits(self.head._context), ctypes.POINTER(ctypes.c_float))
+            return np.ctypeslib.as_array(logits, shape=(len(rows), self.head.n_vocab)).copy(), rows
         states = np.ctypeslib.as_array(self._call["state"](self.head._context), shape=(len(rows), self.head.n_embd))
         if ids is None:
             return states[:0].copy(), states.copy()
@@ -97,13 +114,31 @@ def record(model: Path, head: Path, layers: tuple[int, ...]) -> dict[str, npt.ND
     return {"features": features, "states": states, "logits": logits, "passed": passed, "draft": np.array(draft)}
 
 
+def record_block(model: Path, head: Path, options: dict[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+    """Features and states of a text, and a block that follows."""
+    pair, tokens = Pair(model, head, LAYERS), TOKENS[:N_TOKENS].tolist()
+    features = pair.features(tokens[:-1])
+    _, states = pair.process(features, None, 0)
+    pair.inject(features)
+    keys, mask = options["keys"], options["metadata"]["tokenizer.ggml.mask_token_id"]
+    ids = [tokens[-1], *[mask] * (keys["block_size"] - 1)]
+    logits = pair.block(ids, N_TOKENS - 1, causal=keys.get("attention.causal", False))
+    return {"features": features, "states": states, "logits": logits, "draft": logits[1:].argmax(1)}
+
+
 if __name__ == "__main__":
-    arrays = {}
+    with np.load(GOLDEN) as golden:
+        arrays = dict(golden)
     with tempfile.TemporaryDirectory() as folder:
-        for name, (variant, options) in MODELS.items():
+        for name, (write, head_options, _) in (HEADS | BLOCK_HEADS).items():
+            if sys.argv[1:] and name not in sys.argv[1:]:
+                continue
+            variant, options = MODELS.get(name, ("gqa", {"n_layer": 3}))
             model = tiny_variants.write(Path(folder) / f"{name}-model.gguf", variant, dequantized=True, **options)
-            write, head_options, _ = HEADS[name]
             head = write(Path(folder) / f"{name}.gguf", **head_options)
-            found = record(model, head, head_options.get("layers", (0, 1, 2)))
+            if name in HEADS:
+                found = record(model, head, head_options.get("layers", (0, 1, 2)))
+            else:
+                found = record_block(model, head, head_options)
             arrays |= {f"{name} {field}": array for field, array in found.items()}
     np.savez_compressed(GOLDEN, **arrays)

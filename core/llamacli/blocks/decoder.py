@@ -12,7 +12,7 @@ import attrs
 
 from llamacli.architecture import Architecture, Config, Params, TensorTable, Weights, sliding_layers
 from llamacli.blocks.mixture import Mixture
-from llamacli.blocks.nextn import add_nextn
+from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Value
@@ -34,7 +34,7 @@ class DecoderConfig(Config):
 
     `heads`, `heads_kv`, `widths` (of feed-forward networks), `ropes` and `windows` (in tokens) have an item a layer;
     None is a layer without RoPE, or one that attends to everything. Values of a head are `value_dim` wide. `n_nextn`
-    blocks behind the others are multi-token-prediction heads, which are not computed. Embeddings, residual branches,
+    blocks behind the others are multi-token-prediction heads. Embeddings, residual branches,
     scores and logits are multiplied by their scales; `logit_softcap` bounds logits, 0 does not.
     """
 
@@ -72,7 +72,7 @@ class Decoder(Architecture):
     - `is_fused`: queries, keys and values are one matrix, which other files may have.
     - `output`: whether files have an output matrix; without, it is that of the embeddings.
     - `has_rope_freqs`: files may have factors of RoPE's frequencies.
-    - `has_nextn`: files may have blocks of multi-token-prediction heads, which are not computed.
+    - `has_nextn`: files may have blocks of multi-token-prediction heads; with `drafts`, the first of them is computed.
     - `chooses_experts`: the blocks that have a router in the file have experts.
     - `by_layer`: keys that may be arrays.
     - `period`: of layers without a sliding window, 0 if no layer slides; `full_first`: the first of a period is full;
@@ -95,6 +95,7 @@ class Decoder(Architecture):
     output: Output = "optional"
     has_rope_freqs = False
     has_nextn = False
+    drafts = False
     chooses_experts = False
     by_layer: tuple[str, ...] = ()
     period = 0
@@ -224,7 +225,7 @@ class Decoder(Architecture):
         if self.has_rope_freqs:
             table.add("rope_freqs", max(rope.n_dims for rope in c.ropes if rope) // 2, optional=True)
         for i in range(c.n_layer + c.n_nextn):
-            block = table.block(unused=i >= c.n_layer)
+            block = table.block(unused=i >= c.n_layer, nextn=i >= c.n_layer and self.drafts)
             self.add_attention(block, c, i)
             self.add_feed_forward(block, c, i)
             if i >= c.n_layer:
@@ -288,6 +289,14 @@ class Decoder(Architecture):
         if c.logit_scale != 1:
             logits = g.scale(logits, c.logit_scale)
         return g.softcap(logits, c.logit_softcap) if c.logit_softcap else logits
+
+    def nextn(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Token ids and hidden states to logits of the multi-token-prediction head."""
+        if not self.drafts:
+            return None
+        c, w, block = config, weights, weights.nextn[0]
+        x = self.layer(g, c, w, c.n_layer, block, nextn_input(g, c, w, block))
+        return nextn_logits(g, c, w, block, x)
 
     def embed(self, g: Graph, c: Any, w: Weights) -> Value:
         """Embeddings of the tokens."""

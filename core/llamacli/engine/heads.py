@@ -26,6 +26,8 @@ class Head(contextlib.AbstractContextManager["Head"]):
       of the model's own head is the model's, and is freed with it. `pool` has its caches.
     - `fuser`: makes a state of what the model passes, its `columns` side by side; None for hidden states as they are.
     - `ids`: ids of its tokens in the model's vocabulary, int64, None where they are the same.
+    - `injector`: caches keys and values of states, in a head that predicts blocks; `block` is what
+      `BlockHeadArchitecture.block` returns.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Head(contextlib.AbstractContextManager["Head"]):
     fuser: Program | None = None
     columns: tuple[slice, ...] = ()
     ids: npt.NDArray[np.int64] | None = None
+    injector: Program | None = None
+    block: tuple[int, int, bool] = (0, 0, False)
 
     @property
     def program(self) -> Program:

@@ -15,7 +15,7 @@ from llamacli.engine.compiled_model import CompiledModel
 from llamacli.engine.heads import Head, nextn_head
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.generation.drafting import Logits, likely_tokens
-from llamacli.generation.mtp import HeadContext
+from llamacli.generation.mtp import BlockContext, HeadContext
 from llamacli.generation.stream import TokenStream
 from llamacli.kv.prefixes import n_common
 from llamacli.util.numbers import is_integer
@@ -232,11 +232,11 @@ class HeadDrafter(_ModelDrafter):
     """Drafter by a draft head, which reads the model's hidden states.
 
     It takes the head's most probable tokens, as long as each is at least `min_probability` probable; each after the
-    first is predicted from the head's own state. `head` comes of `Model.load_draft`. `max_tokens` is the maximum length
-    of a draft, `n_ctx` the context of the head, by default the model's. The head has a KV cache of its own, for the
-    tokens that are evaluated while this drafter is that of the session: prompts too, but not what comes from the prefix
-    cache. One object serves one session at a time; `close` frees the cache. Raises InvalidRequestError for values out
-    of range.
+    first is predicted from the head's own state, or all in one pass by a head that predicts blocks (DFlash). `head`
+    comes of `Model.load_draft`. `max_tokens` is the maximum length of a draft, `n_ctx` the context of the head, by
+    default the model's. The head has a KV cache of its own, for the tokens that are evaluated while this drafter is
+    that of the session: prompts too, but not what comes from the prefix cache. One object serves one session at a time;
+    `close` frees the cache. Raises InvalidRequestError for values out of range.
     """
 
     _context: HeadContext
@@ -244,7 +244,8 @@ class HeadDrafter(_ModelDrafter):
     def __init__(
         self, head: Head, max_tokens: int = MAX_DRAFT, *, n_ctx: int | None = None, min_probability: float = 0.5
     ):
-        super().__init__(HeadContext(head, n_ctx), max_tokens, min_probability)
+        context = BlockContext if head.injector else HeadContext
+        super().__init__(context(head, n_ctx), max_tokens, min_probability)
         self.head, self.model = head, head.model
 
     def begin(self, model: CompiledModel) -> None:

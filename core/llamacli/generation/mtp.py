@@ -10,6 +10,7 @@ import numpy.typing as npt
 from llamacli.engine import Chunk, evaluate
 from llamacli.engine.heads import Head
 from llamacli.generation.drafting import likely_tokens
+from llamacli.inputs import Inputs
 from llamacli.kv.prefixes import n_common
 
 Rows = npt.NDArray[np.float32]
@@ -173,3 +174,48 @@ class HeadContext:
         chunk = Chunk(self._cache, list(tokens), n_last=n_last, hidden_in=hidden, take_hidden=take_hidden)
         logits = evaluate(lambda _: program, [chunk])[0]
         return self._head.logits(logits)[-1] if n_last else last, last
+
+
+class BlockContext(HeadContext):
+    """Tokens whose states a head that predicts blocks has cached.
+
+    Cell i of its KV cache is of the state of the token at position `first + i`. A draft is one pass over the last token
+    and masks; its cells are dropped.
+    """
+
+    def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
+        """See `HeadContext`."""
+        cache, known = self._cache, list(tokens[self._first : -1])
+        n, (length, mask, is_causal) = len(known), self._head.block
+        limit = min(limit, length - 1, cache.seq_len - n - 1)
+        if limit <= 0 or n_common(self._tokens, known) < n or len(tokens) <= self._first:
+            return []
+        self._rewind(n)
+        if waiting := self._tokens[len(cache.tokens) :]:
+            self._evaluate(waiting, n_last=0)
+        program = self._head.program
+        block = [tokens[-1], *[mask] * limit]
+        inputs = Inputs.of(block, spans=() if is_causal else [(0, len(block))])
+        try:
+            chunk = Chunk(cache, inputs, n_last=limit, n_ahead=len(block))
+            rows = iter(self._head.logits(evaluate(lambda _: program, [chunk])[0]))
+            return likely_tokens([], limit, min_probability, lambda _: next(rows))
+        finally:
+            self._truncate(n)
+
+    @property
+    def _lacks_state(self) -> bool:
+        """False: a token's cell is of its own state."""
+        return False
+
+    def _evaluate(self, tokens: Sequence[int], *, n_last: int = 1) -> tuple[Rows, Rows]:
+        """Cache keys and values of the states of the next tokens."""
+        start, known_from = len(self._cache.tokens), len(self._tokens) - len(self._states)
+        rows = np.zeros((len(tokens), self._head.width), np.float32)
+        first = max(start, known_from)
+        rows[first - start :] = self._states[first - known_from : start + len(tokens) - known_from]
+        injector = self._head.injector
+        assert injector is not None
+        evaluate(lambda _: injector, [Chunk(self._cache, list(tokens), n_last=0, hidden_in=rows)])
+        self._states = self._states[start + len(tokens) - known_from :].copy()
+        return rows[:0], rows[:0]

@@ -20,10 +20,11 @@ from llamacli.kernels.work import share
 from llamacli.quantization import TensorType
 
 EMBED = record(
-    "weight", "tile_bytes", "n_blocks", "out", "out_stride", "width", "placeholder", "copies", scale=np.float32
+    "weight", "tile_bytes", "n_blocks", "out", "out_stride", "width", "placeholder", "copies", "ids", scale=np.float32
 )
-"""Row `token` of the matrix, times `scale`. For a row with `given`: that row of embeddings if `copies`, else row
-`placeholder`, or zeros where that is negative. `width`: float32 numbers of `out`."""
+"""Row `token` of the matrix, times `scale`; row `ids[token]` (int32) where `ids` is not 0. For a row with `given`: that
+row of embeddings if `copies`, else row `placeholder`, or zeros where that is negative. `width`: float32 numbers of
+`out`."""
 
 
 def look_up(
@@ -59,6 +60,8 @@ def _embedding(packing: Packing) -> Kernel:
         first, last = share(r.n_rows - r.first_row, thread, n_threads)
         for row in range(r.first_row + first, r.first_row + last):
             token, out, given = rows[row].token, a.out + row * a.out_stride, rows[row].given
+            if a.ids and not given:
+                token = carray(simd.pointer(a.ids + 4 * token), 1, np.int32)[0]
             if given and not a.copies:
                 token, given = a.placeholder, 0
             if given or token < 0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.ops.base import LARGEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.linear import lower_scaled, product
@@ -19,13 +21,14 @@ class Embed(Op):
     """out = table[token] * scale, rows of a matrix (n_vocab, n_embd).
 
     `changes` are low-rank changes of the matrix. Embeddings given as inputs are `out` as they are; with a
-    `placeholder`, they are looked up as that id.
+    `placeholder`, they are looked up as that id. `substitutes` are pairs of an id and the one looked up for it.
     """
 
     table: Tensor
     scale: float = 1.0
     placeholder: int | None = None
     changes: LowRanks = ()
+    substitutes: tuple[tuple[int, int], ...] = ()
 
     def matrices(self) -> list[Tensor]:
         return [self.table, *(tensor for change in self.changes for tensor in (change.a, change.b))]
@@ -34,7 +37,7 @@ class Embed(Op):
         return attrs.evolve(self, changes=self.changes + adapt(self.table))
 
     def compute(self, run: Run) -> Array:
-        inputs, tokens = run.span.inputs, run.tokens.copy()
+        inputs, tokens = run.span.inputs, self._ids()[run.tokens] if self.substitutes else run.tokens.copy()
         if inputs is not None:
             tokens[inputs.rows] = self.placeholder or 0
         out = run[self.table][tokens]
@@ -61,13 +64,21 @@ class Embed(Op):
         from llamacli.kernels.embedding import EMBED, embedding
 
         matrix, is_table = to.matrix(table), table is self.table
+        ids = to.shared((self, "ids"), lambda: to.memory(self._ids())) if self.substitutes else None
         to.step(
             embedding(matrix.kind), EMBED, weight=matrix.packed, tile_bytes=matrix.packed[0, 0].nbytes,
             n_blocks=matrix.packed.shape[2], out=out, width=out.width,
             placeholder=-1 if self.placeholder is None else self.placeholder,
-            copies=is_table and self.placeholder is None, scale=self.scale if is_table else 1,
+            copies=is_table and self.placeholder is None, scale=self.scale if is_table else 1, ids=ids,
             work_unit=out.width,
         )  # fmt: skip
+
+    def _ids(self) -> npt.NDArray[np.int32]:
+        """Id that is looked up for each token."""
+        ids = np.arange(self.table.shape[0], dtype=np.int32)
+        for token, substitute in self.substitutes:
+            ids[token] = substitute
+        return ids
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
@@ -77,17 +88,25 @@ class Embed(Op):
         yield g.record(Embed(g.value(width), table, changes=(change, change)))
         yield g.record(Embed(g.value(width), table, 2.5))
         yield g.record(Embed(g.value(width), table, placeholder=0))
+        yield g.record(Embed(g.value(width), table, substitutes=tuple((i, n_vocab - 1 - i) for i in range(n_vocab))))
 
 
-def embed(g: Recorder, table: Param, scale: float = 1.0, placeholder: int | None = None) -> Value:
+def embed(
+    g: Recorder,
+    table: Param,
+    scale: float = 1.0,
+    placeholder: int | None = None,
+    substitutes: Mapping[int, int] | None = None,
+) -> Value:
     """Embed each token: rows of a table.
 
     A prompt may give embeddings in the place of ids (`llamacli.Inputs`): these are the result as they are, without
     `scale`. A further table, such as per-layer embeddings, has a `placeholder`: the id that is looked up for them.
+    `substitutes` are ids by the tokens in whose place they are looked up.
 
     Formula: `out = table[token] * scale`, times the scale of the file where it has one
     Shapes: table (n_vocab, n_embd); out [n, n_embd]
-    Limits: every token is below n_vocab; 0 <= placeholder < n_vocab
+    Limits: every token is below n_vocab, and so are the placeholder and the substitutes
     Example: `x = g.embed(weights.token_embd)`
     """
     shape = table.weight.shape
@@ -95,6 +114,9 @@ def embed(g: Recorder, table: Param, scale: float = 1.0, placeholder: int | None
     expect(
         "embed", placeholder is None or 0 <= placeholder < shape[0], f"{table.weight.name} {shape}, row {placeholder}"
     )
+    pairs = tuple((substitutes or {}).items())
+    for token in (token for pair in pairs for token in pair):
+        expect("embed", 0 <= token < shape[0], f"{table.weight.name} {shape} and a substitute, {token}")
     expect_number("embed", "scale", scale, -LARGEST, LARGEST)
-    out = g.record(Embed(g.value(shape[1]), table.weight, float(scale), placeholder))
+    out = g.record(Embed(g.value(shape[1]), table.weight, float(scale), placeholder, (), pairs))
     return multiply(g, out, Param(table.scale)) if table.scale else out

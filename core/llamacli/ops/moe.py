@@ -227,8 +227,8 @@ class MoE(Op):
         products = [scratch(f"product {i}", "f32", n_ff, n_used) for i in range(len(inputs))]
         for expert, product_slot in zip(inputs, products, strict=True):
             self._project(to, gathered, expert, product_slot, starts)
-        hidden, down = (scratch(name, "f32", width, n_used) for name, width in (("hidden", n_ff), ("down", x.width)))
         out = f32(self.out)
+        hidden, down = (scratch(name, "f32", width, n_used) for name, width in (("hidden", n_ff), ("down", out.width)))
         lower_lanewise(to, "gated" if self.gate else "map", formula_of(self.activation), products, hidden)
         ones = to.shared(("ones", n_used), lambda: to.memory(np.ones((N_BATCH, n_used), np.float32)))
         if self.weigh_input:
@@ -311,6 +311,7 @@ class MoE(Op):
         options: dict[str, Any] = {"gate": None, "up": up, "down": down, "n_used": 2, "activation": squared}
         yield moe(g, x, router, scoring=Scoring.SIGMOID, selection_bias=param("bias", 5), **options)
         yield moe(g, x, router, weigh_input=True, renormalize=False, **options)
+        yield moe(g, x, router, **options | {"down": param("narrow", 5, 24, 40)})
         six = linear(g, x, param("six", 6, x.width))
         gate, up = (param(f"{name}_6", 6, 40, x.width) for name in ("gate", "up"))
         yield moe(g, x, six, gate=gate, up=up, down=param("down_6", 6, x.width, 40), n_used=2, groups=(3, 2))
@@ -379,7 +380,7 @@ def moe(
     Formula: `out = sum(w[e] * down[e](f(gate[e](x), up[e](x))))` over the chosen experts e, with `w` the scores of the
         router's logits
     Shapes: x [n, n_embd], router [n, n_expert * shared_by]; gate and up (n_expert, n_ff, n_embd), down (n_expert,
-        n_embd, n_ff); out [n, n_embd]
+        n_out, n_ff); out [n, n_out]
     Limits: n_used <= n_expert; sums of weights are at least 2^-14 when they are renormalised
     Example: `g.moe(x, g.linear(x, b.ffn_gate_inp), gate=b.ffn_gate_exps, up=b.ffn_up_exps, down=b.ffn_down_exps,
         n_used=2)`
@@ -390,7 +391,7 @@ def moe(
         expect("moe", param.bias is None or param.bias.shape == shape[:2], f"{name} {shape} and its bias")
         expect("moe", param.scale is None or param.scale.shape == shape[:1], f"{name} {shape} and its scale")
     n_expert, n_ff, n_in = up.weight.shape
-    fits = (gate or up).weight.shape == up.weight.shape and down.weight.shape == (n_expert, x.width, n_ff)
+    fits = (gate or up).weight.shape == up.weight.shape and down.weight.shape[::2] == (n_expert, n_ff)
     expect("moe", fits and n_in == x.width, f"experts {up.weight.name} on width {x.width}")
     n_logits = n_expert * shared_by
     expect("moe", router.width == n_logits >= n_used > 0, f"{n_used} of {n_expert} experts and {router.width} logits")
@@ -403,4 +404,4 @@ def moe(
     routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale, shared_by)
     parts = Expert.of(gate) if gate else None, Expert.of(up), Expert.of(down)
     activation = checked_activation("moe", activation)
-    return g.record(MoE(g.value(x.width), x, router, *parts, routing, activation, weigh_input))
+    return g.record(MoE(g.value(down.weight.shape[1]), x, router, *parts, routing, activation, weigh_input))

@@ -57,6 +57,7 @@ def write_architecture(
     keys: Mapping[str, Any] | None = None,
     optional: bool = True,
     fused: bool = False,
+    n_nextn: int = 0,
     tokenizer: str = "test",
     metadata: Mapping[str, Any] | None = None,
     **rest: Any,
@@ -64,14 +65,20 @@ def write_architecture(
     """Write a random file with the tensors of an architecture's own table.
 
     Returns its path. `keys` are added to `KEYS`, both without the architecture's name in front; None leaves one out.
-    With or without `optional` tensors, and with parameters `fused` that may be. The rest is as in `write_model`. Raises
-    ModelFormatError if the architecture cannot be configured with these keys.
+    With or without `optional` tensors, with parameters `fused` that may be, and with `n_nextn` blocks of
+    multi-token-prediction heads behind the others. The rest is as in `write_model`. Raises ModelFormatError if the
+    architecture cannot be configured with these keys.
     """
-    prefixed = {f"{architecture.name}.{key}": value for key, value in {**KEYS, **(keys or {})}.items()}
+    named = {**KEYS, **(keys or {})}
+    if n_nextn:
+        named |= {"block_count": named["block_count"] + n_nextn, "nextn_predict_layers": n_nextn}
+    prefixed = {f"{architecture.name}.{key}": value for key, value in named.items()}
     known = {key: value for key, value in {**prefixed, **(metadata or {})}.items() if value is not None}
     common = {"general.architecture": architecture.name, f"{architecture.name}.vocab_size": vocabulary_size(tokenizer)}
     values = Metadata({**common, **vocabulary(tokenizer), **known}, str(path))
-    shapes = architecture.tensors(architecture.configure(values)).shapes(optional=optional, fused=fused)
+    shapes = architecture.tensors(architecture.configure(values)).shapes(
+        optional=optional, fused=fused, nextn=n_nextn > 0
+    )
     used = {
         key: value for key, value in prefixed.items() if key in values.consumed or key.split(".", 1)[1] in (keys or {})
     }

@@ -109,11 +109,15 @@ class Tokenizer:
         return [*bos, *ids, *end]
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
-        """True if every id means the same token in both."""
+        """True if every id means the same token in both.
+
+        Masks, which draft heads put in the place of tokens to predict, do not count.
+        """
         ours, theirs = self._vocabulary, other._vocabulary
+        special, other_special = ({**known.special, "mask": None} for known in (ours, theirs))
         return ours is theirs or (
             list(ours.tokens) == list(theirs.tokens)
-            and (ours.kinds, ours.special, ours.eog_ids) == (theirs.kinds, theirs.special, theirs.eog_ids)
+            and (ours.kinds, special, ours.eog_ids) == (theirs.kinds, other_special, theirs.eog_ids)
         )
 
     def encode_prompt(self, text: str, parse_special: bool = False) -> list[int]:

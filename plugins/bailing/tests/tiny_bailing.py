@@ -102,3 +102,6 @@ BAILING: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_bailing, options, 1e-8) for name, options in BAILING.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+INERT = ("bailing_q4_k:*.exp_probs_b.bias",)
+"""Selection biases of a variant whose router takes all experts."""

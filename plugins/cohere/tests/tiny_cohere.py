@@ -89,3 +89,6 @@ COHERE: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_cohere, options, 1e-8) for name, options in COHERE.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+INERT = ("blk.3.attn_k.bias",)
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""

@@ -247,7 +247,7 @@ class DeepSeek2(Architecture):
             q = g.rope(g.concat(q_latent, g.columns(q, c.nope_dim, n_rope, of=d), of=dims), rope, sum(dims))
             k = g.rope(g.concat(latent, k_rope, of=dims), rope, sum(dims))
             kv = g.store(k, None, head_dim=sum(dims), value_dim=c.rank_kv)
-            a = g.batched_linear(g.attention(self.warm(g, c, q), kv, scale=c.scale, cells=cells), block.attn_v_b)
+            a = g.batched_linear(self.attend(g, c, block, q, kv, cells), block.attn_v_b)
         else:
             both = g.linear(latent, block.attn_kv_b)
             k_nope = g.columns(both, 0, c.nope_dim, of=c.nope_dim + c.value_dim)
@@ -255,6 +255,14 @@ class DeepSeek2(Architecture):
             q, k = (g.rope(x, c.rope, d) for x in (q, g.concat(k_nope, k_rope, of=(c.nope_dim, n_rope))))
             kv = g.store(k, v, head_dim=d, value_dim=c.value_dim)
             a = g.attention(self.warm(g, c, q), kv, scale=c.scale)
+        return self.project_out(g, c, block, h, a)
+
+    def attend(self, g: Graph, c: Any, block: Params, q: Value, kv: Any, cells: Any) -> Value:
+        """Mean of the compressed values of cells for each head."""
+        return g.attention(self.warm(g, c, q), kv, scale=c.scale, cells=cells)
+
+    def project_out(self, g: Graph, c: Any, block: Params, h: Value, a: Value) -> Value:
+        """Output of attention, given what was attended to and the input."""
         return g.linear(a, block.attn_output)
 
     def warm(self, g: Graph, c: DeepSeek2Config, q: Value) -> Value:

@@ -147,3 +147,6 @@ DEEPSEEK2: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_deepseek2, options, 1e-8) for name, options in DEEPSEEK2.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+INERT = ("deepseek2_q4_k:*.exp_probs_b.bias",)
+"""Selection biases of a variant whose router takes all experts."""

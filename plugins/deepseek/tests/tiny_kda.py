@@ -4,6 +4,7 @@ from typing import Any
 
 from llamacli.testing import write_architecture
 from llamacli_deepseek.dots3 import Dots3Note
+from llamacli_deepseek.hy4 import HyV4
 from llamacli_deepseek.k3 import KimiK3
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
 from llamacli_deepseek.mistral4 import Mistral4
@@ -23,6 +24,9 @@ _SPARSE = _LATENT | _EXPERTS | {
     "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "expert_shared_count": 1, "expert_gating_func": 2,
     "leading_dense_block_count": 1, "expert_weights_norm": True, "attention.indexer.head_count": 8,
     "attention.indexer.key_length": 64, "attention.indexer.top_k": 6,
+}  # fmt: skip
+_STREAMS = {key: value for key, value in _SPARSE.items() if "indexer" not in key and key != "expert_weights_norm"} | {
+    "attention.value_length_mla": 24, "hyper_connection.epsilon": 0.01,
 }  # fmt: skip
 _BOUNDED = _DELTA | {"kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
 
@@ -75,6 +79,13 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "attention.value_length_mla_swa": 32, "expert_weights_scale": 2.0,
         },
     },
+    HyV4(): {
+        "hy_v4": _STREAMS | {
+            "block_count": 3, "hyper_connection.count": 4, "hyper_connection.magnitude": 2.0,
+            "expert_weights_norm": True, "expert_weights_scale": 2.5, "swiglu_clamp_exp": [0.0, 0.05, 0.0],
+        },
+        "hy_v4_plain": _STREAMS | {"hyper_connection.count": 2, "hyper_connection.magnitude": 1.5},
+    },
     DeepSeek2Ocr(): {
         "deepseek2_ocr": _EXPERTS | {
             "attention.head_count_kv": 4, "expert_shared_count": 2, "leading_dense_block_count": 1,
@@ -89,7 +100,7 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
 
-PLAIN = {"dots3note_dense", "glm_dsa_all", "bailingmoe3_mrope", "kimi_k3_plain"}
+PLAIN = {"hy_v4_plain", "dots3note_dense", "glm_dsa_all", "bailingmoe3_mrope", "kimi_k3_plain"}
 
 INERT = ("kimi_k3*:blk.0.attn_res_score.weight", "deepseek32_few:*.indexer.*")
 """Scores of a first block, before anything was kept, and indexers that choose all cells."""

@@ -19,15 +19,21 @@ class Exaone(Decoder):
 class ExaoneMoe(Exaone):
     """`general.architecture = exaone-moe`: K-EXAONE.
 
-    Three of four layers slide; the others have no RoPE. Blocks for multi-token prediction have no experts; they are not
-    computed.
+    Three of four layers slide; the others have no RoPE. Blocks for multi-token prediction slide and have no experts,
+    as in vLLM's `exaone_moe_mtp.py`.
     """
 
     name = "exaone-moe"
     qk_norm = "before"
     output = "required"
     has_nextn = True
+    drafts = True
     period = 4
+
+    def windows(self, metadata: Metadata, n_blocks: int, n_layer: int) -> tuple[int | None, ...]:
+        """Sliding windows; those of multi-token-prediction heads too."""
+        window = self.window(metadata, f"{self.name}.attention.sliding_window")
+        return super().windows(metadata, n_layer, n_layer) + (window,) * (n_blocks - n_layer)
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
         """RoPE of sliding layers, by the one base that files have."""

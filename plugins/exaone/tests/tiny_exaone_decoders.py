@@ -15,6 +15,9 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "block_count": 5, "attention.sliding_window": 8, "leading_dense_block_count": 1,
             "expert_shared_feed_forward_length": 64,
         },
+        "exaone_moe_nextn": _SIGMOID | {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": 2, "leading_dense_block_count": 1,
+        },
         "exaone_moe_plain": _SIGMOID | {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
     },
 }  # fmt: skip
@@ -22,8 +25,15 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
 
 PLAIN = {"exaone_plain", "exaone_moe_plain"}
 
+NEXTN = {"exaone_moe_nextn": {"n_nextn": 1, "without": ["rope_freqs.weight"]}}
+"""Options of variants with multi-token-prediction heads."""
+
 VARIANTS = {
-    name: (write_architecture, {"architecture": architecture, "keys": keys, "optional": name not in PLAIN}, 1e-9)
+    name: (
+        write_architecture,
+        {"architecture": architecture, "keys": keys, "optional": name not in PLAIN} | NEXTN.get(name, {}),
+        1e-9,
+    )
     for architecture, models in MODELS.items()
     for name, keys in models.items()
 }

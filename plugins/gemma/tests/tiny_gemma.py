@@ -283,3 +283,6 @@ TRANSFORMERS = {
     ]
 }
 """Models of transformers by architecture."""
+
+INERT = ("blk.[25].layer_output_scale.weight",)
+"""Scale of the last of three or six layers, which the norm of the output cancels out."""

@@ -17,7 +17,7 @@ from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
 from llamacli_gpt.gptneox import GptNeoX
 from llamacli_gpt.stablelm import StableLm
-from tiny_neox import VARIANTS, write_neox
+from tiny_neox import UNREAD, VARIANTS, write_neox
 
 NAMES = ("gptneox", "stablelm")
 TOKENS = list(range(3, 23))
@@ -37,9 +37,7 @@ def logits(model: Model) -> np.ndarray:
     return model.create_session().eval(TOKENS, all_logits=True)
 
 
-@parametrize_with_checks(
-    [GptNeoX(), StableLm()], VARIANTS, unread=["stablelm.use_parallel_residual"], slow=pytest.mark.slow
-)
+@parametrize_with_checks([GptNeoX(), StableLm()], VARIANTS, unread=UNREAD, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

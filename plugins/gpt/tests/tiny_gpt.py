@@ -93,3 +93,6 @@ TRANSFORMERS = {
     ]
 }
 """Models of transformers by architecture."""
+
+INERT = ("gpt2*:blk.*.attn_k.bias",)
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""

@@ -95,3 +95,6 @@ GELU = 1e-5
 
 VARIANTS = {name: (write_neox, options, GELU if name.startswith("gptneox") else 1e-8) for name, options in NEOX.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+UNREAD = ("stablelm.use_parallel_residual",)
+"""A key whose value follows from the tensors."""

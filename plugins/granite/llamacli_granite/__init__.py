@@ -52,6 +52,9 @@ class Granite(Architecture):
     """`general.architecture = granite`."""
 
     name = "granite"
+    config_class: type[GraniteConfig] = GraniteConfig
+    has_options = True
+    """True for files that may have biases of networks and factors of RoPE."""
     always_rotated = False
     """True where llama.cpp does not read the key `rope.scaling.finetuned`."""
 
@@ -65,7 +68,7 @@ class Granite(Architecture):
         def scale(key: str, default: float) -> float:
             return metadata.get_float(f"{self.name}.{key}", default=0.0, minimum=0.0) or default
 
-        return GraniteConfig.from_gguf(
+        return self.config_class.from_gguf(
             metadata,
             **layers,
             rope=rope if rotated else None,
@@ -80,7 +83,7 @@ class Granite(Architecture):
         )
 
     def read_layers(self, metadata: Metadata) -> dict[str, Any]:
-        """Fields of layers that are not attention."""
+        """Further fields, such as those of layers that are not attention."""
         return {}
 
     def tensors(self, config: GraniteConfig) -> TensorTable:
@@ -89,10 +92,10 @@ class Granite(Architecture):
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("output_norm", c.n_embd)
         table.add("output", c.n_vocab, c.n_embd, optional=True)
-        if c.longrope and c.rope:
+        if c.longrope and c.rope and self.has_options:
             table.add("rope_factors_long", c.rope.n_dims // 2)
             table.add("rope_factors_short", c.rope.n_dims // 2)
-        elif c.rope:
+        elif c.rope and self.has_options:
             table.add("rope_freqs", c.rope.n_dims // 2, optional=True)
         for i in range(c.n_layer):
             block = table.block()
@@ -109,9 +112,9 @@ class Granite(Architecture):
                     block.add("ffn_up_shexp", c.n_ff_shared, c.n_embd)
                     block.add("ffn_down_shexp", c.n_embd, c.n_ff_shared)
             else:
-                block.add("ffn_gate", c.n_ff, c.n_embd, bias=True)
-                block.add("ffn_up", c.n_ff, c.n_embd, bias=True)
-                block.add("ffn_down", c.n_embd, c.n_ff, bias=True)
+                block.add("ffn_gate", c.n_ff, c.n_embd, bias=self.has_options)
+                block.add("ffn_up", c.n_ff, c.n_embd, bias=self.has_options)
+                block.add("ffn_down", c.n_embd, c.n_ff, bias=self.has_options)
         return table
 
     def add_mixer(self, block: TensorTable, c: GraniteConfig, i: int) -> None:
@@ -129,8 +132,11 @@ class Granite(Architecture):
             x = x + g.scale(self.mix(g, c, w, i, h), c.residual_scale)
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
             x = x + g.scale(self.feed_forward(g, c, block, h), c.residual_scale)
-        logits = g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd)
-        return g.scale(logits, 1 / c.logit_scale)
+        return self.logits(g, c, w, x)
+
+    def logits(self, g: Graph, c: GraniteConfig, w: Weights, x: Value) -> Value:
+        """Logits of the last layer's output."""
+        return g.scale(g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output or w.token_embd), 1 / c.logit_scale)
 
     def mix(self, g: Graph, c: GraniteConfig, w: Weights, i: int, h: Value) -> Value:
         """Attention of layer i."""

@@ -136,3 +136,6 @@ TRANSFORMERS = {
     ]
 }
 """Models of transformers by architecture."""
+
+INERT = ("lfm2moe_q4_k:*.exp_probs_b.bias",)
+"""Selection biases of a variant whose router takes all experts."""

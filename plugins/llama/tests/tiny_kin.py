@@ -190,3 +190,6 @@ VARIANTS = {
     for name, options in variants.items()
 }
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+INERT = ("smollm3*:blk.3.attn_k.bias",)
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""

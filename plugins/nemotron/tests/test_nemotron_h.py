@@ -17,7 +17,7 @@ from llamacli.plugins import ARCHITECTURES, Plugins
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
 from llamacli_nemotron.hybrid import NemotronH, NemotronHMoe
-from tiny_nemotron_h import VARIANTS, write_nemotron_h
+from tiny_nemotron_h import INERT, VARIANTS, write_nemotron_h
 
 NAMES = ("nemotron_h", "nemotron_h_moe")
 
@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> Any:
     return write_and_load
 
 
-@parametrize_with_checks([NemotronH(), NemotronHMoe()], VARIANTS, inert=["*.attn_k.bias"], slow=pytest.mark.slow)
+@parametrize_with_checks([NemotronH(), NemotronHMoe()], VARIANTS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

@@ -125,3 +125,6 @@ NEMOTRON_H: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_nemotron_h, options, 1e-8) for name, options in NEMOTRON_H.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+INERT = ("nemotron_h*:*.attn_k.bias",)
+"""Adds the same to all scores of a query without RoPE, which softmax cancels out."""

@@ -17,7 +17,7 @@ from llamacli.plugins import ARCHITECTURES, Plugins
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
 from llamacli_qwen import Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe
-from tiny_qwen import CLASSIFIERS, VARIANTS, write_qwen
+from tiny_qwen import CLASSIFIERS, UNREAD, VARIANTS, write_qwen
 
 VISION = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 NAMES = ("qwen2", "qwen2moe", "qwen3", "qwen3moe", *VISION)
@@ -41,7 +41,7 @@ def load(plugins: Plugins, tmp_path: Path) -> Any:
 @parametrize_with_checks(
     [Qwen2(), Qwen2Moe(), Qwen2Vl(), Qwen3(), Qwen3Moe(), Qwen3Vl(), Qwen3VlMoe()],
     VARIANTS | CLASSIFIERS,
-    unread=["*.n_deepstack_layers"],
+    unread=UNREAD,
     slow=pytest.mark.slow,
 )
 def test_architecture(check: Check) -> None:

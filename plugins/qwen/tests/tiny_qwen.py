@@ -196,3 +196,6 @@ CLASSIFIERS = {
     ),
 }
 """Qwen3-Reranker: a classifier head of two rows, as `VARIANTS`."""
+
+UNREAD = ("*.n_deepstack_layers",)
+"""A key that only embeddings of pictures depend on."""

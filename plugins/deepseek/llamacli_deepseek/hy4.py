@@ -1,0 +1,154 @@
+"""Hunyuan 4 (Tencent 2026): independent hyper-connections.
+
+Several residual streams lie side by side. Each branch reads a mean of them, weighted by gates of all streams, and its
+result is added to each, weighted likewise (after Zhu et al. 2024, arXiv:2409.19606). Attention is DeepSeek's, with
+sinks and a gate.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from llamacli.plugin import (
+    Graph,
+    Metadata,
+    ModelFormatError,
+    Params,
+    Rope,
+    TensorTable,
+    Value,
+    Vocabulary,
+    Weights,
+    experts_and_shared,
+    hookimpl,
+    network,
+    sigmoid,
+    swiglu_clamped,
+)
+from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
+
+LLAMACLI_API = 1
+
+
+@functools.cache
+def gate(magnitude: float, eps: float) -> Any:
+    """magnitude * sigmoid(x) + eps."""
+
+    def gate(v: Vocabulary, x: Any) -> Any:
+        return magnitude * v.sigmoid(x) + eps
+
+    return gate
+
+
+@attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
+class Hy4Config(DeepSeek2Config):
+    """Number of residual streams, and their gates.
+
+    `limits` are the bounds of experts by layer, 0 for none.
+    """
+
+    n_stream: int
+    gate_eps: float
+    magnitude: float
+    limits: tuple[float, ...]
+
+
+class HyV4(DeepSeek2):
+    """`general.architecture = hy_v4`; files with an indexer are refused."""
+
+    name = "hy_v4"
+
+    def configure(self, metadata: Metadata) -> Hy4Config:
+        """Read the hyperparameters."""
+        key = f"{self.name}.attention.indexer.top_k"
+        if metadata.get_int(key, default=0, minimum=0):
+            raise ModelFormatError(f"{metadata.source}: {key}: sinks beside chosen cells are not supported")
+        common = super().configure(metadata)
+        if not common.absorbed or not common.rank_q:
+            raise ModelFormatError(f"{metadata.source}: {self.name}.attention.q_lora_rank or key_length_mla is missing")
+        key, streams = f"{self.name}.swiglu_clamp_exp", f"{self.name}.hyper_connection"
+        known, n = key in metadata, common.n_layer
+        return Hy4Config(
+            **{field.name: getattr(common, field.name) for field in attrs.fields(type(common))},
+            n_stream=metadata.get_int(f"{streams}.count", minimum=1, maximum=64),
+            gate_eps=metadata.get_float(f"{streams}.epsilon"),
+            magnitude=metadata.get_float(f"{streams}.magnitude"),
+            limits=metadata.get_floats(key, n, minimum=0.0) if known else (0.0,) * n,
+        )
+
+    def rope_and_scale(self, metadata: Metadata, n_rope: int, key_dim: int) -> tuple[Rope, float]:
+        """RoPE and the factor of scores."""
+        rope = Rope.from_gguf(metadata, self.name, n_rope, interleaved=True)
+        return attrs.evolve(rope, first=key_dim - n_rope), key_dim**-0.5
+
+    def tensors(self, config: Any) -> TensorTable:
+        """The tensors of a file, with the gates of the last mean."""
+        table = super().tensors(config)
+        table.add("output", config.n_vocab, config.n_embd)
+        self.add_gates(table, config, "output_hc", 1)
+        return table
+
+    def add_gates(self, table: TensorTable, c: Any, name: str, n: int) -> None:
+        """Tensors of n gates of each stream."""
+        table.add(f"{name}_fn", n * c.n_stream, c.n_stream * c.n_embd)
+        table.add(f"{name}_base", n * c.n_stream)
+        table.add(f"{name}_scale", n)
+
+    def add_block(self, block: TensorTable, c: Any, i: int) -> None:
+        """Tensors of block i, with the gates of both branches."""
+        super().add_block(block, c, i)
+        block.add("attn_sinks", c.n_head)
+        block.add("attn_gate", c.n_head * c.value_dim, c.n_embd)
+        self.add_gates(block, c, "hc_attn", 2)
+        self.add_gates(block, c, "hc_ffn", 2)
+
+    def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """Token ids to logits."""
+        c, w = config, weights
+        streams = [g.embed(w.token_embd)] * c.n_stream
+        for i, block in enumerate(w.blk):
+            x, post = self.read(g, c, streams, block, "hc_attn", 2)
+            y = self.attention(g, c, block, *self.attention_inputs(g, c, block, x), None)
+            streams = [x + g.mul(y, one) for x, one in zip(streams, post, strict=True)]
+            x, post = self.read(g, c, streams, block, "hc_ffn", 2)
+            y = self.branch(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps), i)
+            streams = [x + g.mul(y, one) for x, one in zip(streams, post, strict=True)]
+        x, _ = self.read(g, c, streams, w, "output_hc", 1)
+        return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
+
+    def read(
+        self, g: Graph, c: Any, streams: Sequence[Value], params: Params, name: str, n: int
+    ) -> tuple[Value, list[Value]]:
+        """Weighted sum of the streams, and the weights of additions to them."""
+        fn, base, scale = (getattr(params, f"{name}_{part}") for part in ("fn", "base", "scale"))
+        mixed = g.linear(g.rms_norm(functools.reduce(g.concat, streams), None, c.rms_eps), fn)
+        gates = g.add(g.mul(mixed, scale, c.n_stream), base)
+        found = [
+            g.map(g.columns(gates, i, 1), gate(1.0 if i < c.n_stream else c.magnitude, c.gate_eps))
+            for i in range(n * c.n_stream)
+        ]
+        parts = [g.mul(x, one) for x, one in zip(streams, found, strict=False)]
+        return functools.reduce(g.add, parts), found[c.n_stream :]
+
+    def attend(self, g: Graph, c: Any, block: Params, q: Value, kv: Any, cells: Any) -> Value:
+        """Mean of the compressed values for each head, with sinks."""
+        return g.attention(q, kv, scale=c.scale, sinks=block.attn_sinks)
+
+    def project_out(self, g: Graph, c: Any, block: Params, h: Value, a: Value) -> Value:
+        """Output of attention behind its gate."""
+        return g.linear(g.mul(a, g.map(g.linear(h, block.attn_gate), sigmoid)), block.attn_output)
+
+    def branch(self, g: Graph, c: Any, block: Params, h: Value, i: int) -> Value:
+        """Network, or bounded experts beside the shared ones."""
+        if i < c.n_dense:
+            return network(g, block, h)
+        bounded = {"activation": swiglu_clamped(c.limits[i])} if c.limits[i] else {}
+        return experts_and_shared(g, block, h, selection_bias=block.exp_probs_b_bias, **c.routing, **bounded)
+
+
+@hookimpl
+def register_architectures(register):  # type: ignore[no-untyped-def]
+    """Register the architecture."""
+    register(HyV4())

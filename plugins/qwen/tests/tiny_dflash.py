@@ -1,0 +1,47 @@
+"""Tiny DFlash draft heads."""
+
+from typing import Any
+
+import numpy as np
+
+from llamacli.testing import write_architecture
+from llamacli_qwen.dflash import DFlash
+
+LAYERS = (0, 2)
+"""Layers of the model whose inputs they read."""
+
+IDS = np.random.RandomState(6).permutation(128)[:40].astype(np.int64)
+
+_OUTPUT = (0.1 * np.random.RandomState(7).standard_normal((40, 64))).astype(np.float32)
+_KEYS: dict[str, Any] = {"target_layers": list(LAYERS), "block_size": 6, "attention.key_length": 16}
+_OPTIONS: dict[str, Any] = {"architecture": DFlash(), "metadata": {"tokenizer.ggml.mask_token_id": 5}}
+_SHARED = ["token_embd.weight", "output.weight", "d2t", "rope_freqs.weight"] + [
+    f"blk.{i}.{name}.weight"
+    for i in range(2)
+    for name in ("attn_sinks", "post_attention_norm", "post_ffw_norm", "layer_output_scale")
+]
+
+HEADS = {
+    "dflash": (write_architecture, _OPTIONS | {"keys": _KEYS, "without": _SHARED}, 1e-9),
+    "dflash_all": (
+        write_architecture,
+        _OPTIONS
+        | {
+            "keys": _KEYS
+            | {
+                "embedding_scale": 3.0, "attention.value_scale": 0.7, "attention.sliding_window": 8,
+                "attention.sliding_window_pattern": [True, False],
+            },
+            "tensors": {"d2t": IDS, "output.weight": _OUTPUT},
+            "without": ["blk.1.attn_v.weight"],
+        },
+        1e-9,
+    ),
+    "dflash_causal": (
+        write_architecture,
+        _OPTIONS
+        | {"keys": _KEYS | {"attention.causal": True, "hidden_activation": "gelu"}, "without": _SHARED[2:]},
+        1e-5,
+    ),
+}  # fmt: skip
+"""Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
