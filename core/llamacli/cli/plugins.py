@@ -155,7 +155,7 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 
 
 def _described_model(source: Path, name: str) -> tuple[Description, Layout | None]:
-    """Describe a file, or a folder; the layout of a folder that no plugin reads."""
+    """Description of a model; layout of a folder that no plugin reads."""
     from llamacli.checkpoints import Folder
     from llamacli.errors import UnknownArchitectureError
     from llamacli.loaders import open_model_file

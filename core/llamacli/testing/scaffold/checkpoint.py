@@ -1,4 +1,4 @@
-"""Skeletons from Hugging Face folders that no plugin reads: their layout as code."""
+"""Layouts of Hugging Face folders that no plugin reads, as code."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class _Asked(dict[str, Any]):
 
 
 class _Guessed(dict[str, str]):
-    """GGUF names of tensors by the original ones, both with `{}` for the block.
+    """GGUF names of tensors by the original ones.
 
-    They are guessed when they are looked up: by the name map of the architecture that names most tensors, else by any,
-    else they are the original name.
+    Both have `{}` for the block. They are guessed when they are looked up: by the name map of the architecture that
+    names most tensors, else by any, else they are the original name.
     """
 
     def __init__(self, names: Mapping[str, int]):
@@ -85,9 +85,10 @@ class _Guessed(dict[str, str]):
 
 @attrs.frozen
 class Layout:
-    """Code of a checkpoint's layout, and arguments of the model of transformers to compare with.
+    """Code of a checkpoint's layout.
 
-    `left` are the fields of config.json that no key is made of.
+    `model_type` and `config` are arguments of the model of transformers to compare with, `left` are the fields of
+    config.json that no key is made of.
     """
 
     classes: tuple[str, ...]
@@ -137,7 +138,7 @@ def describe_folder(folder: Folder, architecture: str) -> tuple[Description, Lay
 
 
 def _own_keys(settings: _Asked) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    """Keys of the fields that nothing has read: values, code, and the fields that are left."""
+    """Keys of fields that nothing has read: values, code, other fields."""
     names = {field: key for key, fields in KEYS.items() for field in fields}
     values: dict[str, Any] = {}
     code: dict[str, str] = {}
