@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -82,7 +82,7 @@ def perplexity(
 
         tokens = perplexity_tokens(loaded, content)
         options.warn_of_long_context(loaded, ctx_size)
-        arguments = {"n_ctx": ctx_size, "max_chunks": chunks, "kv_type": kv_type}
+        arguments: dict[str, Any] = {"n_ctx": ctx_size, "max_chunks": chunks, "kv_type": kv_type}
         estimates = (
             save_base(loaded, tokens, Path(kl_base), **arguments) if kl_base else measure(loaded, tokens, **arguments)
         )
@@ -129,8 +129,9 @@ def _compare(model: Model, path: Path, chunks: int | None, kv_type: str | tuple[
         return
     for name, (value, error) in values.items():
         click.echo(f"{name:<16} {value:10.6f} ± {error:.6f}")
-    for name, point in last.percentiles(last.klds).items():
-        click.echo(f"{name:5} %  KLD {point:10.6f}  Δp {100 * last.percentiles(last.dps)[name]:8.3f} %")
+    dps = last.percentiles(last.dps)
+    for percent, kld in last.percentiles(last.klds).items():
+        click.echo(f"{percent:5} %  KLD {kld:10.6f}  Δp {100 * dps[percent]:8.3f} %")
     click.echo(f"{last.n_chunks} chunks of {base.n_ctx} tokens, {last.n_scored} of them scored")
 
 
