@@ -170,6 +170,23 @@ def test_wrong_tensors(tmp_path: Path, plugins: Plugins) -> None:
     expect(folder, plugins, "differ from the index", "'more'")
 
 
+def test_missing_shards_without_an_index(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "mixtral")
+    (folder / "model.safetensors.index.json").unlink()
+    plugins.open_folder(folder)
+    sorted(folder.glob("*.safetensors"))[2].unlink()
+    expect(folder, plugins, "2 of 3 shards", "model-00001-of-00003.safetensors", "download the folder again")
+
+
+def test_tokenizers_that_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen2")
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Odd"}}')
+    expect(folder, plugins, "tokenizer.json", "'Odd' (model.type)", "take a GGUF file")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+    expect(folder, plugins, "own code (auto_map) is not run", "neither tokenizer.json nor tokenizer.model")
+
+
 def test_pickles_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -35,6 +35,26 @@ def test_json_output(invoke, model, text) -> None:
     assert answer["error"] > 0
 
 
+def test_divergence_from_a_base(invoke, model, text, tmp_path) -> None:
+    base = ("--kl-divergence-base", tmp_path / "base.kld")
+    saved = invoke("perplexity", text, "-m", model, "-c", "16", "-o", "json", *base).stdout
+    shown = invoke("perplexity", "-m", model, "--kl-divergence", *base).stdout.splitlines()
+    found = json.loads(invoke("perplexity", "-m", model, "--kl-divergence", "-o", "json", *base).stdout)
+    assert found["perplexity"]["value"] == pytest.approx(json.loads(saved)["perplexity"], rel=1e-5)
+    assert found["kl_divergence"]["value"] == pytest.approx(0, abs=1e-4)
+    assert found["percentiles"]["dp"]["100.0"] == pytest.approx(0, abs=1e-3)
+    assert [line.split()[0] for line in shown[:6]] == [
+        "perplexity", "perplexity_base", "log_ratio", "kl_divergence", "rms_dp", "same_top"
+    ]  # fmt: skip
+    assert shown[-1] == f"{found['n_chunks']} chunks of 16 tokens, {found['n_scored']} of them scored"
+    wrong = invoke("perplexity", "-m", model, "--kl-divergence", "--kl-divergence-base", text)
+    assert (wrong.exit_code, "no log-probabilities of a base model" in wrong.stderr) == (1, True)
+    both = invoke("perplexity", text, "-m", model, "--kl-divergence", *base)
+    assert (both.exit_code, "give none" in both.stderr) == (2, True)
+    alone = invoke("perplexity", "-m", model, "--kl-divergence")
+    assert (alone.exit_code, "needs --kl-divergence-base" in alone.stderr) == (2, True)
+
+
 def test_adapters_change_the_perplexity(invoke, model, text, tmp_path) -> None:
     file = write_adapter(tmp_path / "a.gguf", model)
     arguments = ("perplexity", text, "-m", model, "-c", "16")

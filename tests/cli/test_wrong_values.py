@@ -54,6 +54,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["nonsense"],
         ("'nonsense' is not a size such as 512M or 2G", "--prompt-cache-size", "--help"),
     ),
+    "kl_base": (["/dev/null/x"], ("/dev/null is no folder",)),
     "split_max_size": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--split-max-size", "--help")),
     "models_memory": (["nonsense"], ("'nonsense' is not a size such as 512M or 2G", "--models-memory", "--help")),
     "override_kv": (["a=5"], ("'a=5' is not KEY=TYPE:VALUE with a type of int, float, bool, str", "--override-kv")),

@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
+import checkpoint_cases
 import tiny_variants
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, ModelFormatError
+from llamacli.checkpoints import CheckpointFile, Folder
 from llamacli.gguf import open_gguf
 from llamacli.loaders import open_model_file
 from llamacli.media.encoder import MediaEncoder
 from llamacli.testing import ConformanceError, check_shapes
 from llamacli.testing.parametrize import checks_of
-from llamacli.testing.scaffold import KINDS, Description, like, write_encoder_plugin, write_plugin
+from llamacli.testing.scaffold import KINDS, Description, describe_folder, like, write_encoder_plugin, write_plugin
+from llamacli.testing.scaffold.checkpoint import Layout
 from llamacli.testing.tiny_media import write_mmproj
 from llamacli_llama.idefics3 import Idefics3
 
@@ -45,13 +48,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write a skeleton and import it: its architecture and tiny variants."""
     modules: list[str] = []
 
-    def make(description: Description, *, from_file: bool = False) -> Imported:
+    def make(description: Description, *, from_file: bool = False, layout: Layout | None = None) -> Imported:
         folder = tmp_path / "llamacli-written"
-        write_plugin(folder, "written", description, from_file=from_file)
+        write_plugin(folder, "written", description, from_file=from_file, layout=layout)
         monkeypatch.syspath_prepend(folder)
         modules.extend(["llamacli_written", "llamacli_written.tiny"])
         importlib.invalidate_caches()
         module, tiny = (importlib.import_module(name) for name in modules)
+        modules.append("llamacli_written.checkpoints")
         return module.Written(), tiny.VARIANTS, folder
 
     yield make
@@ -208,6 +212,64 @@ def test_bound_where_llama_cpp_rounds(write: Write, tiny_gguf: TinyGguf) -> None
     tiny = (folder / "llamacli_written" / "tiny.py").read_text()
     assert '"attention.layer_norm_epsilon": 1e-05,' in tiny
     assert 'INERT = ["*.attn_k.bias"]' in tiny
+
+
+def unheard(folder: Path, case: str, **fields: object) -> Folder:
+    """Folder of a class that no plugin reads."""
+    path = checkpoint_cases.write_checkpoint(folder, case)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardForCausalLM"]} | fields))
+    return Folder(path)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "qwen3moe", "phi2"])
+def test_folders_that_no_plugin_reads(case: str, write: Write, tmp_path: Path) -> None:
+    folder = unheard(tmp_path, case)
+    description, layout = describe_folder(folder, "written")
+    architecture, variants, written = write(description, from_file=True, layout=layout)
+    assert '"UnheardForCausalLM" = "llamacli_written.checkpoints"' in (written / "pyproject.toml").read_text()
+    file = CheckpointFile(folder, importlib.import_module("llamacli_written.checkpoints").CHECKPOINT)
+    found = Description.of(file)
+    assert (found.keys, found.shapes) == (description.keys, description.shapes)
+    assert "tokenizer.ggml.tokens" in file.metadata
+    check_shapes(architecture, description.keys, description.shapes)
+    assert variants["written"][1]["keys"]["block_count"] >= 2
+
+
+def test_what_is_left_to_do_of_a_folder(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    fields = {"layer_types": kinds, "odd_scale": 0.5, "hidden_act": "relu2", "odd": [1, "a"], "hidden_dropout": 0.1}
+    folder = unheard(tmp_path, "qwen2", partial_rotary_factor=0.5, **fields)
+    cut = {name: entry for name, entry in folder.entries.items() if "lm_head" not in name}
+    folder.entries = {**cut, "model.layers.0.odd_mixer.dt_bias": cut["model.norm.weight"]}
+    (folder.path / "tokenizer.json").write_text('{"model": {"type": "Odd"}}')
+    description, layout = describe_folder(folder, "written")
+    assert description.keys["rope.dimension_count"] == 8
+    assert (description.keys["attention.sliding_window_pattern"], description.keys["odd_scale"]) == ([True, False], 0.5)
+    assert layout.left == {"hidden_act": "relu2", "odd": [1, "a"]}
+    assert layout.vocabulary == ()
+    assert layout.tensors["model.layers.{}.odd_mixer.dt_bias"] == "blk.{}.odd_mixer_dt_bias"
+    assert description.shapes["blk.0.odd_mixer_dt_bias"] == (64,)
+    assert layout.config["num_hidden_layers"] == 2
+    assert layout.config["tie_word_embeddings"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_was_written_by_transformers(write: Write, tmp_path: Path) -> None:
+    """StarCoder 2: the skeleton is whole, its random models agree."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(
+        "starcoder2", vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "folder")
+    description, layout = describe_folder(Folder(tmp_path / "folder"), "written")
+    architecture, variants, _ = write(description, from_file=True, layout=layout)
+    models = importlib.import_module("llamacli_written.tiny").TRANSFORMERS["written"]
+    check = checks_of(architecture, variants, transformers=models)[0]
+    assert (check.name, len(check.models())) == ("transformers", 2)
+    check()
 
 
 @pytest.mark.parametrize("name", ["My", "1x", "a b", "class", ""])

@@ -92,13 +92,8 @@ class CheckpointFile:
             FILE_TYPES[self.kind] if self.file_type == self.kind.name else _MXFP4_FILE,
         )  # fmt: skip
         keys |= configured
-        from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for a list of plugins
-
-        kind_found, vocabulary = vocabulary_keys(folder.path, self._settings, checkpoint.vocabulary, checkpoint.pre)
-        keys |= vocabulary
-        tokenizer_config = read_json(folder.path / "tokenizer_config.json")
-        added = checkpoint.tokenizer(kind_found, tokenizer_config, self._settings)
-        keys = {key: value for key, value in (keys | dict(added)).items() if value is not None}
+        keys |= self._vocabulary() if checkpoint.vocabulary else {}
+        keys = {key: value for key, value in keys.items() if value is not None}
         self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
         header = packed_header(list(self._pairs.values()), [])
         self.metadata = parse_header(header, str(folder.path)).metadata
@@ -108,6 +103,13 @@ class CheckpointFile:
     def file_type(self) -> str:
         """Name of the file's type, as `llamacli.conversion.file_type` takes it."""
         return "MXFP4_MOE" if any(source.packed for source in self._sources.values()) else self.kind.name
+
+    def _vocabulary(self) -> dict[str, Any]:
+        from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for a list of plugins
+
+        folder, checkpoint = self._folder.path, self._checkpoint
+        kind, keys = vocabulary_keys(folder, self._settings, checkpoint.vocabulary, checkpoint.pre)
+        return keys | dict(checkpoint.tokenizer(kind, read_json(folder / "tokenizer_config.json"), self._settings))
 
     # --- tensors ---
 

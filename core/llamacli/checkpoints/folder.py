@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,12 @@ class Folder:
     def _parts(self) -> list[str]:
         names = sorted(entry.name for entry in self.path.iterdir())
         if found := [name for name in names if name.startswith("model") and name.endswith(".safetensors")]:
+            numbers = [match for name in found if (match := re.search(r"-(\d+)-of-(\d+)\.", name))]
+            if numbers and len(numbers) != (n := int(numbers[0][2])):
+                raise ModelFormatError(
+                    f"{self.path}: {len(numbers)} of {n} shards, such as {found[0]}, and no {_INDEX}; "
+                    "download the folder again"
+                )
             return found
         if pickles := [name for name in names if name.endswith((".bin", ".pth", ".pt"))]:
             raise ModelFormatError(

@@ -51,6 +51,10 @@ _MIRRORED = {
     "partial_rotary_factor": ("partial_rotary_factor", "rope_pct", "rope_percent"),
     "original_max_position_embeddings": ("original_max_position_embeddings",),
 }
+ROPE_FIELDS = frozenset(
+    ("rope_scaling", "rope_parameters", *_ROPE_THETA, *_LOCAL_THETA, *(name for x in _MIRRORED.values() for name in x))
+)
+"""Fields of config.json that become RoPE parameters."""
 _YARN = {
     "yarn_ext_factor": ("extrapolation_factor",), "yarn_attn_factor": ("attention_factor", "attn_factor"),
     "yarn_beta_fast": ("beta_fast",), "yarn_beta_slow": ("beta_slow",),

@@ -36,8 +36,9 @@ class Checkpoint:
     - `keys`: GGUF keys of the architecture, without its name, beside those that all have: values, or functions of the
       fields of config.json; None leaves a key out.
     - `defaults`: values of fields that config.json lacks, as transformers has them, or functions of the others.
-    - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; `pre` are preferred names of
-      `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind, tokenizer_config.json and config.json.
+    - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
+      `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
+      tokenizer_config.json and config.json.
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block, where the map has none.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are

@@ -16,6 +16,7 @@ from llamacli.cli.progress import bar, working
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
     from llamacli.architecture import Architecture
     from llamacli.testing.parametrize import Check
@@ -111,7 +112,13 @@ def _described(row: Mapping[str, Any]) -> Iterator[str]:
 
 @plugins.command(cls=Command)
 @click.argument("name")
-@click.option("--from", "source", metavar="MODEL.gguf", type=PATH, help="Model file whose keys and tensors are taken.")
+@click.option(
+    "--from",
+    "source",
+    metavar="MODEL",
+    type=PATH,
+    help="GGUF file, or Hugging Face folder, whose keys and tensors are taken.",
+)
 @click.option(
     "--like", "kind", type=click.Choice(["dense", "moe", "hybrid", "encoder", "vision"]), help="Kind of model instead."
 )
@@ -120,36 +127,54 @@ def _described(row: Mapping[str, Any]) -> Iterator[str]:
 def new(name: str, source: str | None, kind: str | None, folder: str | None) -> None:
     """Write the skeleton of a plugin: a distribution with tests.
 
-    From a mmproj file it is a media encoder, with the tensors of its projector. From a model file it has every key,
-    every tensor with its shape in terms of the configuration, and a forward pass of the parts that are known; the
-    rest is marked as left to do. The plugin can be installed, and its tests say what is left.
+    From a mmproj file it is a media encoder, with the tensors of its projector. From a model it has every key, every
+    tensor with its shape in terms of the configuration, and a forward pass of the parts that are known; the rest is
+    marked as left to do. The plugin can be installed, and its tests say what is left. MODEL is a GGUF file, or a
+    Hugging Face folder. Of a folder whose `architectures` no plugin reads, the skeleton reads the folder itself, and
+    its tests compare with transformers where that and torch are installed.
     """
     from pathlib import Path
 
     if (source is None) == (kind is None):
-        raise click.UsageError("Give either --from MODEL.gguf or --like KIND.")
+        raise click.UsageError("Give either --from MODEL or --like KIND.")
     target = Path(folder or f"llamacli-{name}")
     with working("describing the model"):
-        from llamacli.loaders import open_model_file
-        from llamacli.plugins import installed_plugins
-        from llamacli.testing.scaffold import Description, like, write_encoder_plugin, write_plugin
+        from llamacli.testing.scaffold import like, write_encoder_plugin, write_plugin
 
         if kind == "vision":
             written = write_encoder_plugin(target, name)
         elif source is not None:
-            file = open_model_file(source, installed_plugins().loaders())
-            try:
-                if file.metadata.get("general.architecture") == "clip":
-                    written = write_encoder_plugin(target, name, file)
-                else:
-                    written = write_plugin(target, name, Description.of(file), from_file=True)
-            finally:
-                file.close()
+            written = _write_from(target, Path(source), name)
         else:
             written = write_plugin(target, name, like(str(kind), name), from_file=False)
     for path in written:
         click.echo(path)
     click.echo(f"next: pip install -e '{target}[test]' && pytest {target}")
+
+
+def _write_from(target: Path, source: Path, name: str) -> list[Path]:
+    """Write the skeleton for a file, or for a folder, whose layout is part of it where no plugin reads it."""
+    from llamacli.checkpoints import Folder
+    from llamacli.errors import UnknownArchitectureError
+    from llamacli.loaders import open_model_file
+    from llamacli.plugins import installed_plugins
+    from llamacli.testing.scaffold import Description, describe_folder, write_encoder_plugin, write_plugin
+
+    installed = installed_plugins()
+    if source.is_dir():
+        folder = Folder(source)
+        try:
+            installed.checkpoint(folder)
+        except UnknownArchitectureError:
+            description, layout = describe_folder(folder, name)
+            return write_plugin(target, name, description, from_file=True, layout=layout)
+    file = open_model_file(source, installed.loaders())
+    try:
+        if file.metadata.get("general.architecture") == "clip":
+            return write_encoder_plugin(target, name, file)
+        return write_plugin(target, name, Description.of(file), from_file=True)
+    finally:
+        file.close()
 
 
 @plugins.command(cls=Command)

@@ -9,6 +9,7 @@ import functools
 import math
 import random
 import re
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ import numpy.typing as npt
 
 from gguf import TENSOR_NAMES, GGMLQuantizationType, TensorNameMap
 from llamacli.architecture import Architecture
-from llamacli.checkpoints import Conversion
+from llamacli.checkpoints import Checkpoint, CheckpointFile, Conversion, Folder
 from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata
+from llamacli.quantization import TensorType
 from llamacli.testing.models import SIGMA, write_gguf
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
@@ -37,7 +39,8 @@ class HuggingFaceModel:
     GGUF keys, without the architecture's name, that do not follow from the configuration: values, or functions of it.
     `tensors` are GGUF names by the original ones, both with `{}` for the block, where `gguf`'s own map has none that
     the architecture reads. `convert` are conversions by the name of the GGUF tensor in its block, such as
-    `"attn_q.weight"`. `exact` is the bound of the NMSE of fp32 mode against torch.
+    `"attn_q.weight"`. With a `checkpoint`, keys and tensors are those of the saved model's folder instead, as this
+    layout reads it. `exact` is the bound of the NMSE of fp32 mode against torch.
     """
 
     model_type: str
@@ -45,6 +48,7 @@ class HuggingFaceModel:
     keys: Mapping[str, Any] = attrs.field(factory=dict)
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
+    checkpoint: Checkpoint | None = None
     exact: float = 1e-8
 
     def write(self, path: str | Path, *, architecture: Architecture, seed: int = 0) -> Path:
@@ -54,17 +58,23 @@ class HuggingFaceModel:
         """
         config, model = _built(self, seed)
         name = architecture.name
-        values = {"general.architecture": name, **vocabulary("test"), **self._metadata(config, name)}
+        found, arrays = self._of_folder(config, model) if self.checkpoint else (self._metadata(config, name), {})
+        values = {"general.architecture": name, **vocabulary("test"), **found}
         metadata = Metadata(
             {key: np.array(value) if isinstance(value, list) else value for key, value in values.items()}, str(path)
         )
         table = architecture.tensors(architecture.configure(metadata))
         shapes = table.shapes() | table.shapes(fused=True)
-        arrays = _with_stacked_experts({name: tensor.numpy() for name, tensor in _weights(model).items()})
+        if not self.checkpoint:
+            weights = _with_stacked_experts({name: tensor.numpy() for name, tensor in _weights(model).items()})
+            arrays = {
+                target: array
+                for source, original in weights.items()
+                for target, array in self._converted(source, original, config, shapes)
+            }
         tensors = {
             target: (np.ascontiguousarray(array, np.float32), GGMLQuantizationType.F32)
-            for source, original in arrays.items()
-            for target, array in self._converted(source, original, config, shapes)
+            for target, array in arrays.items()
         }
         own = {f"{name}.{key}" for key in self.keys}
         kept = {key: x for key, x in values.items() if not key.startswith(f"{name}.") or key in metadata.consumed | own}
@@ -91,7 +101,7 @@ class HuggingFaceModel:
 
     def _metadata(self, config: Any, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for key, fields in _KEYS.items():
+        for key, fields in KEYS.items():
             value = next((x for field in fields if (x := getattr(config, field, None)) is not None), None)
             if isinstance(value, bool | int | float):
                 found[key] = value
@@ -105,6 +115,22 @@ class HuggingFaceModel:
             found["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
         found |= {key: value(config) if callable(value) else value for key, value in self.keys.items()}
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
+
+    def _of_folder(self, config: Any, model: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Keys of the architecture, and tensors, of the model's folder."""
+        assert self.checkpoint is not None
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            file = CheckpointFile(Folder(Path(folder)), attrs.evolve(self.checkpoint, vocabulary=()), TensorType.F32)
+            prefix = f"{self.checkpoint.architecture}."
+            keys = {key: file.metadata.peek(key) for key in file.metadata if key.startswith(prefix)}
+            keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in keys.items()}
+            if f"{prefix}expert_count" not in keys:
+                keys = {key: value for key, value in keys.items() if not key.startswith(f"{prefix}expert_")}
+            arrays = {
+                name: file.data(name).view(np.float32).reshape(info.shape).copy() for name, info in file.tensors.items()
+            }
+        return keys | {f"{prefix}vocab_size": config.vocab_size}, arrays
 
     def _converted(
         self, source: str, array: Array, config: Any, shapes: Mapping[str, tuple[int, ...]]
@@ -157,7 +183,7 @@ class Results:
     gaps: list[float]
 
 
-_KEYS: Mapping[str, tuple[str, ...]] = {
+KEYS: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),

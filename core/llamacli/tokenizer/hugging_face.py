@@ -68,10 +68,16 @@ def vocabulary_keys(
 def _without(folder: Path, kinds: Sequence[str]) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return "no tokenizer: there is neither tokenizer.json nor tokenizer.model: copy those of the base model here"
+        own = ": its own code (auto_map) is not run" if "auto_map" in _tokenizer_config(folder) else ""
+        return (
+            f"no tokenizer{own}: there is neither tokenizer.json nor tokenizer.model: copy those of the base model here"
+        )
     model = read_json(path).get("model")
     kind = model.get("type") if isinstance(model, dict) else None
-    return f"tokenizer.json: a tokenizer of the kind {kind!r} (model.type), of which {', '.join(kinds)} cannot be made"
+    return (
+        f"tokenizer.json: a tokenizer of the kind {kind!r} (model.type), of which {', '.join(kinds)} cannot be made; "
+        "take a GGUF file of the model"
+    )
 
 
 def _model(folder: Path) -> dict[str, Any]:

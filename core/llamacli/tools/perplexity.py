@@ -8,10 +8,11 @@ exponential of their mean negative log-likelihood.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
@@ -21,6 +22,8 @@ from llamacli.tools.importance import chunks_of, number_of_chunks
 from llamacli.util.numbers import is_integer
 
 MIN_CONTEXT = 4
+
+Logits = npt.NDArray[np.float32]
 
 
 @attrs.frozen
@@ -51,6 +54,12 @@ def perplexity(
     Raises InvalidRequestError if the tokens do not fill two chunks, `n_ctx` is less than MIN_CONTEXT, or logits are not
     finite.
     """
+    check_tokens(tokens, n_ctx)
+    return estimates(scored_chunks(model, tokens, n_ctx, number_of_chunks(tokens, n_ctx, max_chunks), kv_type))
+
+
+def check_tokens(tokens: Sequence[int], n_ctx: int) -> None:
+    """Check the length of chunks, and that tokens fill two; InvalidRequestError."""
     if not is_integer(n_ctx) or n_ctx < MIN_CONTEXT:
         raise InvalidRequestError(f"n_ctx must be an integer of at least {MIN_CONTEXT}, not {n_ctx!r}")
     if len(tokens) < 2 * n_ctx:
@@ -58,14 +67,13 @@ def perplexity(
             f"the text has {len(tokens)} tokens, and chunks of {n_ctx} need at least {2 * n_ctx}: "
             "use a longer text or a smaller context"
         )
-    return _estimates(model, tokens, n_ctx, number_of_chunks(tokens, n_ctx, max_chunks), kv_type)
 
 
-def _estimates(
+def scored_chunks(
     model: Model, tokens: Sequence[int], n_ctx: int, n_chunks: int, kv_type: KVTypes | None
-) -> Iterator[Estimate]:
-    first, n_scored = n_ctx // 2, 0
-    total = squares = 0.0
+) -> Iterator[tuple[Logits, list[int]]]:
+    """Logits of each chunk's second half, float32 [n_scored, n_vocab], and its tokens."""
+    first = n_ctx // 2
     with model.create_session(n_ctx=n_ctx, kv_type=kv_type, reuse=False) as session:
         for chunk, ids in enumerate(chunks_of(model, tokens, n_ctx, n_chunks), start=1):
             session.rewind(0)
@@ -74,10 +82,17 @@ def _estimates(
             assert logits is not None
             if not (logits < np.inf).all():  # -inf is valid: a token that cannot follow
                 raise InvalidRequestError(f"the model's logits in chunk {chunk} are not finite")
-            for row, token in zip(logits, ids[first + 1 :], strict=True):
-                surprise = surprisal(row, token)
-                n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
-            yield _estimate(chunk, n_scored, total, squares)
+            yield logits, ids[first + 1 :]
+
+
+def estimates(chunks: Iterable[tuple[Logits, list[int]]]) -> Iterator[Estimate]:
+    """Yield the estimate after each of `scored_chunks`."""
+    n_scored, total, squares = 0, 0.0, 0.0
+    for chunk, (logits, ids) in enumerate(chunks, start=1):
+        for row, token in zip(logits, ids, strict=True):
+            surprise = surprisal(row, token)
+            n_scored, total, squares = n_scored + 1, total + surprise, squares + surprise**2
+        yield _estimate(chunk, n_scored, total, squares)
 
 
 def _estimate(n_chunks: int, n_scored: int, total: float, squares: float) -> Estimate:

@@ -176,7 +176,8 @@ class Declarations:
             yield f"{indent}    {field}={self._getter(key)},"
         if self.has_rope:
             yield f"{indent}    # interleaved: True for llama.cpp's NORM, False for its NEOX and for rotate_half"
-            yield f"{indent}    rope=Rope.from_gguf(metadata, self.name, head_dim, interleaved=True),"
+            pairs = not self.description.rotates_halves
+            yield f"{indent}    rope=Rope.from_gguf(metadata, self.name, head_dim, interleaved={pairs}),"
         yield f"{indent})"
 
     def _missing(self, field: str) -> int:

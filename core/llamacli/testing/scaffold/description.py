@@ -17,11 +17,15 @@ Shape = tuple[int, ...]
 
 @attrs.frozen
 class Description:
-    """Keys, without the architecture's name, and tensor shapes of a file."""
+    """Keys, without the architecture's name, and tensor shapes of a file.
+
+    `rotates_halves` is true where RoPE is known to rotate halves of heads.
+    """
 
     architecture: str
     keys: Mapping[str, Any]
     shapes: Mapping[str, Shape]
+    rotates_halves: bool = False
 
     @classmethod
     def of(cls, file: ModelFile) -> Description:

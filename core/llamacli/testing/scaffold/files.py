@@ -17,6 +17,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.gguf import Metadata
 from llamacli.loaders import ModelFile
 from llamacli.media.encoder import projector_of
+from llamacli.testing.scaffold.checkpoint import Layout, layout_values
 from llamacli.testing.scaffold.declarations import Declarations
 from llamacli.testing.scaffold.description import Description
 from llamacli.testing.scaffold.forward import Forward
@@ -28,12 +29,15 @@ INERT = ["*.attn_k.bias"]
 '''
 
 
-def write_plugin(folder: Path, name: str, description: Description, *, from_file: bool) -> list[Path]:
+def write_plugin(
+    folder: Path, name: str, description: Description, *, from_file: bool, layout: Layout | None = None
+) -> list[Path]:
     """Write a distribution `llamacli-NAME` into a new folder; returns its files.
 
-    Raises InvalidRequestError for a name that is no Python name with hyphens, and if the folder exists.
+    With the `layout` of a Hugging Face folder it reads such folders, and is compared with transformers. Raises
+    InvalidRequestError for a name that is no Python name with hyphens, and if the folder exists.
     """
-    return _write(folder, name, lambda module: _contents(name, module, description, from_file))
+    return _write(folder, name, lambda module: _contents(name, module, description, from_file, layout))
 
 
 def write_encoder_plugin(folder: Path, name: str, file: ModelFile | None = None) -> list[Path]:
@@ -155,7 +159,9 @@ def _files(
     }
 
 
-def _contents(name: str, module: str, description: Description, from_file: bool) -> dict[str, str]:
+def _contents(
+    name: str, module: str, description: Description, from_file: bool, layout: Layout | None
+) -> dict[str, str]:
     class_name = _class_name(module)
     code = Declarations(description, class_name)
     tiny_keys = [f"    {json.dumps(key)}: {_source(value)}," for key, value in _tiny_keys(code).items()]
@@ -179,6 +185,8 @@ def _contents(name: str, module: str, description: Description, from_file: bool)
     values["bound"] = "1e-5),  # llama.cpp rounds GELU to float16" if "gelu" in values["forward"] else "1e-8),"
     files = _files(module, values)
     files[f"llamacli_{module}/__init__.py"] = _without_unused(files[f"llamacli_{module}/__init__.py"], "gelu", "Rope")
+    if layout:
+        _add_layout(files, module, values | layout_values(layout), layout)
     if from_file:
         imports = "import json\nfrom pathlib import Path\n\nfrom llamacli.testing import check_shapes, "
         test = files[f"tests/test_{module}.py"].replace("from llamacli.testing import ", imports)
@@ -193,6 +201,31 @@ def _without_unused(init: str, *names: str) -> str:
         if len(re.findall(rf"\b{name}\b", init)) == 1:
             init = re.sub(rf"\s+{name},", "", init)
     return init
+
+
+def _add_layout(files: dict[str, str], module: str, values: Mapping[str, str], layout: Layout) -> None:
+    """Add the module that reads folders, and the comparison with transformers."""
+    package = f"llamacli_{module}"
+    entries = "".join(f'"{name}" = "{package}.checkpoints"\n' for name in layout.classes)
+    files["pyproject.toml"] = files["pyproject.toml"].replace(
+        "[tool.setuptools]", f'[project.entry-points."llamacli.checkpoints"]\n{entries}\n[tool.setuptools]', 1
+    )
+    files[f"{package}/checkpoints.py"] = _filled("checkpoints.py", values)
+    tiny, test = f"{package}/tiny.py", f"tests/test_{module}.py"
+    files[tiny] = (
+        (files[tiny] + _filled("tiny_folder.py", values))
+        .replace("import write_architecture\n", "import HuggingFaceModel, write_architecture\n")
+        .replace(
+            f"import {values['class_name']}\n",
+            f"import {values['class_name']}\nfrom {package}.checkpoints import CHECKPOINT\n",
+        )
+    )
+    files[test] = (
+        files[test]
+        .replace("VARIANTS\n", "TRANSFORMERS, VARIANTS\n")
+        .replace("VARIANTS, ", "VARIANTS, transformers=TRANSFORMERS, ")
+        .replace("VARIANTS)", "VARIANTS, transformers=TRANSFORMERS)")
+    )
 
 
 def _source(value: Any) -> str:
