@@ -127,7 +127,10 @@ anyio.run(main)
 
 
 def write_sdk_file(folder: Path) -> Path:
-    """Write a configuration file of servers made with the package `mcp`: `demo_add` and `web_fetch`."""
+    """Write a configuration file of the two servers above.
+
+    Their tools are `demo_add` and `web_fetch`.
+    """
     entries = {}
     for name, text in (("demo", QUICKSTART), ("web", SIMPLE_TOOL)):
         program = folder / f"{name}_mcp_server.py"
