@@ -4,11 +4,12 @@
     python benchmarks/day.py [--seconds 1200] [--seed 0]
 
 A server of four models, of which two may be loaded, keeps its store and prompts in folders. In each round clients ask
-for models at random, so that they are loaded and unloaded; one is unloaded by name, one file is replaced and the folder
-is read again; a batch runs beside, and is deleted with its files. Every sixth round the server is killed or ended while
-a batch runs, and started again: the batch must have each line once. Equal requests must have equal texts. Of each life
-of the server, memory (64 MiB of room), descriptors and threads at its end are compared with those after its first
-rounds; of all of it, the folders' bytes. Ends with status 1 if anything of that fails. Adapters are not part of it.
+for models at random, so that they are loaded and unloaded; a LoRA adapter is added to one model or removed from it, and
+gets another scale; one model is unloaded by name, one file is replaced and the folder is read again; a batch runs
+beside, and is deleted with its files. Every sixth round the server is killed or ended while a batch runs, and started
+again: the batch must have each line once. Equal requests must have equal texts. Of each life of the server, memory
+(64 MiB of room), descriptors and threads at its end are compared with those after its first rounds; of all of it, the
+folders' bytes. Ends with status 1 if anything of that fails.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+import gguf
 import llamacli
+from llamacli.testing.models import write_gguf
 
 DEMO = Path(llamacli.__file__).parent / "data" / "demo.gguf"
 READY = re.compile(r"on http://127\.0\.0\.1:(\d+)")
 MODELS, LOADED, CLIENTS, LINES = ("a", "b", "c", "d"), 2, 4, 12
 LIFE, WARM = 6, 3
 """Rounds of a life of the server, and those of them before what is compared with the end."""
+ADAPTED, MATRIX, SCALES, PRESETS = MODELS[0], "blk.0.attn_output.weight", (0.0, 0.5, 1.0), "presets.ini"
+"""Model that has an adapter in some rounds, the matrix that it changes, its scales, and the file that names it."""
 GROWTH, DISK = 64 << 20, 64 << 20
 
 
@@ -48,7 +54,7 @@ class Server:
     def __init__(self, folder: Path):
         command = [
             sys.executable, "-m", "llamacli", "serve", "--models-dir", str(folder / "models"),
-            "--models-max", str(LOADED),
+            "--models-max", str(LOADED), "--models-preset", str(folder / PRESETS),
             "--data", str(folder / "data"), "--prompt-cache", str(folder / "prompts"), "--prompt-cache-size", "32M",
             "--port", "0", "--max-running", "4", "-t", "1",
         ]  # fmt: skip
@@ -80,10 +86,41 @@ class Day:
     def __init__(self, folder: Path, seed: int):
         self.folder, self.draw, self.faults = folder, random.Random(seed), list[str]()
         self.texts, self.counts = dict[str, str](), Counter[str]()
+        self.scale = 0.0
+        rows = [self._rows(shape) for shape in ((4, 192), (192, 4))]
+        pairs = {
+            f"{MATRIX}.lora_{side}": (part, gguf.GGMLQuantizationType.F32)
+            for side, part in zip("ab", rows, strict=True)
+        }
+        keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+        write_gguf(folder / "adapter.gguf", "llama", keys, pairs)
+        self.write_presets(adapter=False)
         self.server = Server(folder)
 
+    def _rows(self, shape: tuple[int, int]) -> np.ndarray:
+        return np.random.default_rng(shape).normal(0, 0.5, shape).astype(np.float32)
+
+    def write_presets(self, *, adapter: bool) -> None:
+        """Write the presets, with the adapter or without it."""
+        line = f"lora = {self.folder / 'adapter.gguf'}\n" if adapter else ""
+        (self.folder / PRESETS).write_text(f"version = 1\n[{ADAPTED}]\nalias = adapted\n{line}")
+
+    def adapt(self) -> None:
+        """Add an adapter and set its scale, or remove it."""
+        adapter = self.draw.random() < 0.7
+        self.write_presets(adapter=adapter)
+        self.server.ask("/models?reload=1")
+        self.scale = self.draw.choice(SCALES) if adapter else 0.0
+        found = self.server.ask(f"/lora-adapters?model={ADAPTED}")
+        if len(found) != adapter:
+            self.faults.append(f"{ADAPTED}: its adapters are {found}")
+        elif adapter:
+            self.server.ask(f"/lora-adapters?model={ADAPTED}", [{"id": 0, "scale": self.scale}])
+        self.counts["adapters"] += adapter
+
     def round(self) -> None:
-        """Clients beside a batch, an unload, a replaced file."""
+        """Clients beside a batch, an unload, an adapter, a replaced file."""
+        self.adapt()
         batch = self.begin_batch()
         names = [self.draw.choice(MODELS) for _ in range(3 * CLIENTS)]
         numbers = [self.draw.randrange(8) for _ in names]
@@ -122,8 +159,9 @@ class Day:
             self.faults.append(f"{model}: no reply in 60 tries")
             return
         self.counts["texts"] += 1
-        if self.texts.setdefault(str(number), text) != text:
-            self.faults.append(f"{model}: equal requests have different texts")
+        scale = self.scale if model == ADAPTED else 0.0
+        if self.texts.setdefault(f"{number}/{scale}", text) != text:
+            self.faults.append(f"{model}: equal requests have different texts, scale {scale}")
 
     def begin_batch(self) -> str:
         """Begin a batch of LINES lines; its id."""
@@ -207,6 +245,9 @@ def main() -> None:
         finally:
             day.server.process.terminate()
             day.server.process.wait(120)
+        pairs = [(text, day.texts.get(f"{key[:-4]}/0.0")) for key, text in day.texts.items() if key.endswith("/1.0")]
+        if pairs and all(text == plain for text, plain in pairs):
+            day.faults.append("the adapter changes no text")
         size = sum(path.stat().st_size for part in ("data", "prompts") for path in (folder / part).rglob("*"))
         if size > DISK:
             day.faults.append(f"the folders of the store and of prompts have {size} bytes")

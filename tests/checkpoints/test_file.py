@@ -128,6 +128,12 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
     expect(folder, plugins, str(folder), reason)
 
 
+def test_missing_field_is_named(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "llama_f32")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    expect(folder, plugins, str(folder), "'num_attention_heads' is missing")
+
+
 def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen3")
     edited(folder, architectures=["MixtralForCausalLM"], num_local_experts=4)

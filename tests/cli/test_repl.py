@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from llamacli.testing.chats import CHATML
-from mcp_files import write_mcp_file
+from mcp_files import write_mcp_file, write_sdk_file
 from tiny_chat import chat_keys
 
 TIMEOUT_S = 20
@@ -534,4 +534,18 @@ def test_calls_of_mcp_servers_run_after_consent(talk, tmp_path: Path) -> None:
     shown = terminal.ready()
     assert "the user has not allowed this call" in " ".join(shown.split())  # the terminal wraps lines
     assert "the dog\n" in shown
+    assert terminal.exit() == 0
+
+
+@pytest.mark.slow
+def test_example_of_the_mcp_package(talk, tmp_path: Path) -> None:
+    wanted = CALL.replace("small_echo", "demo_add").replace('{"message": "a\\u202eb"}', '{"a": 20, "b": 22}')
+    args = ("--mcp", str(write_sdk_file(tmp_path)), "--chat-template", CALLS)
+    terminal = talk(wanted, "she saw", args=args, context_length=4096)
+    terminal.press("once\r")
+    assert "The model wants to call add of the MCP server demo:" in terminal.wait("Run it? [y/N]: ")
+    terminal.press("y\r")
+    shown = terminal.ready()
+    assert "-> 42" in shown
+    assert "she saw\n" in shown
     assert terminal.exit() == 0

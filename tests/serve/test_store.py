@@ -108,7 +108,7 @@ def test_results_are_there_once() -> None:
 
 def test_one_server_a_folder(tmp_path: Path) -> None:
     store = Store(tmp_path / "data")
-    with pytest.raises(InvalidRequestError, match="another server"):
+    with pytest.raises(InvalidRequestError, match="another process"):
         Store(tmp_path / "data")
     store.close()
     Store(tmp_path / "data").close()

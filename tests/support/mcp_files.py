@@ -69,6 +69,75 @@ for line in sys.stdin:
                     print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}))
 """
 
+QUICKSTART = """
+from mcp.server import MCPServer
+
+mcp = MCPServer("Demo")
+
+
+@mcp.tool()
+def add(a: int, b: int) -> int:
+    \"\"\"Add two numbers.\"\"\"
+    return a + b
+
+
+@mcp.resource("greeting://{name}")
+def greeting(name: str) -> str:
+    \"\"\"Greet someone by name.\"\"\"
+    return f"Hello, {name}!"
+
+
+mcp.run()
+"""
+"""The first server of the README of the package `mcp`."""
+
+SIMPLE_TOOL = """
+import anyio
+import mcp.types as types
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+
+async def listed(context, params):
+    schema = {"type": "object", "required": ["url"], "properties": {"url": {"type": "string"}}}
+    description = "Fetches a website and returns its content"
+    tool = types.Tool(name="fetch", title="Website Fetcher", description=description, input_schema=schema)
+    return types.ListToolsResult(tools=[tool])
+
+
+async def called(context, params):
+    if params.name != "fetch":
+        raise ValueError(f"Unknown tool: {params.name}")
+    async with create_mcp_http_client() as client:
+        response = await client.get(params.arguments["url"])
+        response.raise_for_status()
+    return types.CallToolResult(content=[types.TextContent(type="text", text=response.text)])
+
+
+async def main():
+    app = Server("mcp-website-fetcher", on_list_tools=listed, on_call_tool=called)
+    async with stdio_server() as streams:
+        await app.run(streams[0], streams[1], app.create_initialization_options())
+
+
+anyio.run(main)
+"""
+"""The example `simple-tool` of that package's repository, without its HTTP transport."""
+
+
+def write_sdk_file(folder: Path) -> Path:
+    """Write a configuration file of the two servers above.
+
+    Their tools are `demo_add` and `web_fetch`.
+    """
+    entries = {}
+    for name, text in (("demo", QUICKSTART), ("web", SIMPLE_TOOL)):
+        program = folder / f"{name}_mcp_server.py"
+        program.write_text(text)
+        entries[name] = {"command": sys.executable, "args": [str(program)]}
+    return write_mcp_file(folder, **entries)
+
 
 def write_mcp_file(folder: Path, **servers: Any) -> Path:
     """Write a configuration file of servers by name.

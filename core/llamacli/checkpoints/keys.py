@@ -124,6 +124,8 @@ def _value(value: Any, settings: Settings, place: str) -> Any:
     """Value of a plugin's table, or of its function."""
     try:
         return value(settings) if callable(value) else value
+    except KeyError as error:
+        raise ModelFormatError(f"{place}: {error} is missing") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelFormatError(f"{place}: {type(error).__name__}: {error}") from error
 

@@ -135,7 +135,8 @@ class Store:
         except sqlite3.Error as error:
             if database is not None:
                 database.close()
-            raise ModelFormatError(f"{name}: it is not a store of this server: {error}") from None
+            told = "move it away to begin an empty one"
+            raise ModelFormatError(f"{name}: it is not a store of this server: {error}; {told}") from None
         except BaseException:
             if database is not None:
                 database.close()
@@ -457,7 +458,8 @@ def _held(path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise InvalidRequestError(f"{path.parent}: another server has this folder") from None
+            told = "another process has this folder: end it, or take another one"
+            raise InvalidRequestError(f"{path.parent}: {told}") from None
         raise
     return descriptor
 

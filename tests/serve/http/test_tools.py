@@ -8,7 +8,7 @@ import pytest
 
 from http_server import Served, wait_for
 from llamacli.tools.mcp import read_servers
-from mcp_files import write_mcp_file
+from mcp_files import write_mcp_file, write_sdk_file
 
 pytestmark = pytest.mark.medium
 
@@ -58,3 +58,19 @@ def test_a_tool_that_runs_does_not_keep_the_server(server: Served) -> None:
     waiting.join(10)
     wait_for(lambda: bool(replies))
     assert "error" in replies[0].json
+
+
+@pytest.mark.slow
+def test_examples_of_the_mcp_package(serve, tmp_path: Path) -> None:
+    server = serve(mcp=read_servers(write_sdk_file(tmp_path)))
+    tools = {tool["tool"]: tool["definition"]["function"] for tool in server.send("/tools").json}
+    assert sorted(tools) == ["demo_add", "web_fetch"]
+    assert tools["demo_add"]["description"] == "Add two numbers."
+    assert tools["demo_add"]["parameters"]["required"] == ["a", "b"]
+    added = server.send("/tools", {"tool": "demo_add", "params": {"a": 20, "b": 22}})
+    assert added.json == {"plain_text_response": "42"}
+    assert "valid integer" in server.send("/tools", {"tool": "demo_add", "params": {"a": "x", "b": 1}}).json["error"]
+    fetched = server.send("/tools", {"tool": "web_fetch", "params": {"url": f"http://127.0.0.1:{server.port}/health"}})
+    assert "ok" in fetched.json["plain_text_response"]
+    lost = server.send("/tools", {"tool": "web_fetch", "params": {"url": f"http://127.0.0.1:{server.port}/nowhere"}})
+    assert "404" in lost.json["error"]
