@@ -6,7 +6,7 @@ from fuzz.targets.copies import COPIES
 from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.pictures import ENCODERS, FOLDERS, PICTURES
-from fuzz.targets.served import BATCHES, CATALOGUES, FRAMES, PROMPTS, REQUESTS
+from fuzz.targets.served import BATCHES, CATALOGUES, EMBEDDINGS, FRAMES, PROMPTS, REQUESTS, SERVERS
 from fuzz.targets.states import STATES
 from fuzz.targets.templates import TEMPLATES
 from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
@@ -32,4 +32,6 @@ TARGETS: dict[str, Target] = {
     "catalogue": CATALOGUES,
     "frame": FRAMES,
     "prompt": PROMPTS,
+    "embedding": EMBEDDINGS,
+    "mcp": SERVERS,
 }
