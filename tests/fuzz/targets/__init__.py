@@ -3,7 +3,7 @@
 from fuzz.target import Target
 from fuzz.targets.commands import COMMANDS
 from fuzz.targets.copies import COPIES
-from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
+from fuzz.targets.files import ADAPTERS, CHECKPOINTS, DRAFTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.pictures import ENCODERS, FOLDERS, PICTURES
 from fuzz.targets.served import BATCHES, CATALOGUES, EMBEDDINGS, FRAMES, PROMPTS, REQUESTS, SERVERS
@@ -15,6 +15,7 @@ TARGETS: dict[str, Target] = {
     "header": HEADERS,
     "model": MODELS,
     "adapter": ADAPTERS,
+    "head": DRAFTS,
     "llama2c": CHECKPOINTS,
     "state": STATES,
     "copy": COPIES,
