@@ -183,7 +183,7 @@ def kinds(description: dict[str, Any], n_words: int, n_gen: int) -> dict[str, tu
                 raise SystemExit(f"{path} requires {name!r}, which has no value in this script")
             given[name] = BESIDE[name]
         if path.rpartition("/")[2].startswith("rerank"):
-            given["documents"] = BESIDE["documents"]
+            given |= {"query": WORDS, "documents": BESIDE["documents"]}
         given |= {name: n_gen for name in lengths if name in fields}
         if "options" in fields:
             given["options"] = {"num_predict": n_gen}
@@ -304,7 +304,7 @@ async def measure(server: Server, options: argparse.Namespace, *, second: bool) 
 
 
 def second_models(options: argparse.Namespace, folder: Path) -> list[str]:
-    """Arguments of the second server; random models for files that are not given."""
+    """Arguments of the second server, with random models where none are given."""
     if not options.mmproj:
         options.seeing = media_cases.write_text(folder / "seeing.gguf", "idefics3")
         options.mmproj = media_cases.write_mmproj(folder / "mmproj.gguf", "idefics3")

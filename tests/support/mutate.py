@@ -45,6 +45,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "core" / "llamacli"
+KV = ["kv", "session/test_reuse.py", "session/test_remove_range.py", "session/test_save_load.py"]
 MODULES = {
     "kernels/kv_types/cells.py": ["ops/test_attention.py", "kernels/test_attention.py"],
     "kernels/embedding.py": ["ops/test_embed.py"],
@@ -62,13 +63,13 @@ MODULES = {
     "serve/residency.py": ["serve/test_residency.py"],
     "generation/costs.py": ["generation/test_costs.py"],
     "generation/drafts.py": ["generation/test_drafts.py", "generation/test_drafters.py"],
-    "kv/pool.py": ["kv/test_pool.py", "kv/test_cache.py", "kv/test_strategies.py"],
-    "kv/prefixes.py": ["kv/test_prefixes.py"],
-    "kv/cache.py": ["kv/test_cache.py", "kv/test_strategies.py"],
-    "kv/entries.py": ["kv/test_entries.py"],
-    "kv/layout.py": ["kv/test_layout.py", "kv/test_cache.py"],
-    "kv/sequence.py": ["kv/test_sequence.py"],
-    "kv/sequence_pool.py": ["kv/test_sequence_pool.py"],
+    "kv/pool.py": KV,
+    "kv/prefixes.py": KV,
+    "kv/cache.py": KV,
+    "kv/entries.py": KV,
+    "kv/layout.py": KV,
+    "kv/sequence.py": KV,
+    "kv/sequence_pool.py": KV,
     "kv/snapshot.py": ["kv/test_snapshot.py"],
     "kv/prompt_cache.py": ["kv/test_prompt_cache.py"],
     "sampling/truncation.py": ["sampling/test_properties.py", "sampling/test_default_chain.py"],
@@ -240,7 +241,7 @@ def _same(new: CodeType, old: CodeType | None) -> bool:
 
 @dataclasses.dataclass
 class Result:
-    """What became of the mutants of a module.
+    """Mutants of a module after their tests.
 
     - `survivors`: of them, descriptions.
     - `fresh`: numbers of mutants to be imported, and the tests to try.
@@ -325,7 +326,7 @@ class Session:
 
 
 class One(Session):
-    """The same for one mutant that was imported: all tests, up to a failure."""
+    """The same for one mutant that was imported."""
 
     def pytest_sessionstart(self) -> None:
         """Note nothing."""
@@ -375,7 +376,10 @@ def _forget_digests(mutant: Mutant, path: Path) -> None:
 
 
 def _in_child(work: Callable[[], Any], seconds: float) -> Any:
-    """Result of a function in a child process; "ended" if the process fails or hangs."""
+    """Result of a function in a child process.
+
+    It is "ended" if the process fails or hangs.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -426,7 +430,7 @@ def _run_imported(tests: list[str], mutant: Mutant, path: Path) -> Result:
 
 
 def try_module(name: str, number: int, seed: int) -> tuple[Result, int, int]:
-    """Result of a module, the number of mutants, and of those that there could be."""
+    """Result of a module, and the numbers of mutants tried and possible."""
     path = PACKAGE / name
     tests = [str(ROOT / "tests" / test) for test in MODULES[name]]
     mutants, n = mutants_of(path, number, random.Random(f"{seed} {name}"))
