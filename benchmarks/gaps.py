@@ -2,28 +2,43 @@
 """Measure gaps of a stream beside each kind of heavy request.
 
     python benchmarks/gaps.py [FILE.gguf] [--step-ms 150] [--seconds 10] [--only TEXT] [--json OUT.json]
+                              [--seeing FILE.gguf --mmproj FILE.gguf] [--reranker FILE.gguf]
 
 The kinds come from the OpenAPI description of the server: each body with a text, and that body with each field that
-makes work. A stream of one client is watched while requests of one kind, one after another, run for `--seconds`.
-Prints a row per kind: the number of requests, their statuses, the 50th and 99th percentile of the stream's gaps and
-the longest, in milliseconds, and the 99th percentile in units of `--step-ms`. The first row is the stream alone. Ends
-with status 1 if a 99th percentile is above 1.5 times `--step-ms`, and the row of the stream alone is not.
+makes work or takes a picture. A stream of one client is watched while requests of one kind, one after another, run
+for `--seconds`. Kinds with pictures and those that rank texts go to a second server with a stream of its own, of small
+random models unless files are given. Prints a row per kind: the number of requests, their statuses, the 50th and 99th
+percentile of the stream's gaps and the longest, in milliseconds, and the 99th percentile in units of `--step-ms`. The
+first row of a server is the stream alone. Kinds of which every request is refused are named. Ends with status 1 if a
+99th percentile is above 1.5 times `--step-ms`, and the row of the stream alone is not.
 """
+
+# ruff: noqa: E402 - the models are those of the tests
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import collections
 import contextlib
+import io
 import itertools
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from serving import Prompts, Reply, Server, free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+
+import media_cases
+import tiny_variants
+from llamacli.testing.tiny_media import drawn
 
 LIMIT = 1.5
 """Gaps in units of `--step-ms`."""
@@ -58,8 +73,8 @@ def texts(n_words: int) -> dict[str, Any]:
 
 
 BESIDE: dict[str, Any] = {
-    "documents": [WORDS * 20] * 20,
-    "texts": [WORDS * 20] * 20,
+    "documents": [WORDS] * 20,
+    "texts": [WORDS] * 20,
     "input_prefix": WORDS * 40,
     "input_suffix": WORDS * 40,
 }
@@ -93,6 +108,58 @@ HEAVY: dict[str, dict[str, Any]] = {
 """Fields that make work, by the field that a body must have for them."""
 
 
+SIDE, N_PICTURES = 512, 4
+"""Pixels of a side of a picture, and pictures of a request."""
+
+RANKS = ("rerank", "reranking", "score", "classify")
+"""Last words of paths that rank texts."""
+
+
+def _picture() -> str:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(drawn(SIDE, SIDE)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def seeing(names: set[str], body: dict[str, Any]) -> dict[str, Any] | None:
+    """Body with pictures; None if its schema takes none.
+
+    `names` are fields of all schemas that the schema of the body refers to.
+    """
+    data = _picture()
+    address = f"data:image/png;base64,{data}"
+    if "messages" in body and "images" in names:
+        return body | {"messages": [{"role": "user", "content": WORDS, "images": [data] * N_PICTURES}]}
+    if "messages" in body and "source" in names:
+        part = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        return body | {"messages": [{"role": "user", "content": [part] * N_PICTURES}]}
+    if "messages" in body and "image_url" in names:
+        part = {"type": "image_url", "image_url": {"url": address}}
+        return body | {"messages": [{"role": "user", "content": [part] * N_PICTURES}]}
+    if "input" in body and "image_url" in names:
+        part = {"type": "input_image", "image_url": address}
+        return body | {"input": [{"role": "user", "content": [part] * N_PICTURES}]}
+    if "prompt" in body and "images" in names:
+        return body | {"prompt": WORDS, "images": [data] * N_PICTURES}
+    return None
+
+
+def _reached(schema: Any, schemas: dict[str, Any], seen: set[str]) -> set[str]:
+    """Fields of a schema and of all that it refers to."""
+    if isinstance(schema, list):
+        return set[str]().union(*(_reached(each, schemas, seen) for each in schema))
+    if not isinstance(schema, dict):
+        return set()
+    found = set(schema.get("properties", ()))
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name and name not in seen:
+        seen.add(name)
+        found |= _reached(schemas.get(name), schemas, seen)
+    return found.union(*(_reached(each, schemas, seen) for each in schema.values()))
+
+
 def kinds(description: dict[str, Any], n_words: int, n_gen: int) -> dict[str, tuple[str, dict[str, Any]]]:
     """Path and body of each kind of request, by its name.
 
@@ -115,12 +182,16 @@ def kinds(description: dict[str, Any], n_words: int, n_gen: int) -> dict[str, tu
             if name not in BESIDE:
                 raise SystemExit(f"{path} requires {name!r}, which has no value in this script")
             given[name] = BESIDE[name]
+        if path.rpartition("/")[2].startswith("rerank"):
+            given |= {"query": WORDS, "documents": BESIDE["documents"]}
         given |= {name: n_gen for name in lengths if name in fields}
         if "options" in fields:
             given["options"] = {"num_predict": n_gen}
         if "model" in schema.get("required", ()):
             given["model"] = ""
         found[path] = path, given
+        if pictures := seeing(_reached({"$ref": reference}, schemas, set()), given):
+            found[f"{path}, pictures"] = path, pictures
         for name, more in HEAVY.items():
             if name in fields:
                 found[f"{path}, {name}"] = path, given | {key: value for key, value in more.items() if key in fields}
@@ -197,22 +268,29 @@ async def beside(server: Server, stream: Watched, path: str, body: dict[str, Any
     return {"n": sum(statuses.values()), "statuses": dict(statuses), "p50": at[0], "p99": at[1], "longest": at[2]}
 
 
-async def measure(server: Server, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Rows by kind."""
+def is_second(name: str) -> bool:
+    """Test if a kind of request goes to the second server."""
+    path, _, field = name.partition(", ")
+    return field == "pictures" or path.rpartition("/")[2] in RANKS
+
+
+async def measure(server: Server, options: argparse.Namespace, *, second: bool) -> dict[str, dict[str, Any]]:
+    """Rows by kind, of one of the servers."""
     await server.ready()
     async with server.request("GET", "/openapi.json", b"") as (_, _, lines):
         description = json.loads(b"".join([line async for line in lines]))
-    all_kinds = {"the stream alone": ("", dict[str, Any]())}
+    all_kinds = {f"the stream alone{', second server' * second}": ("", dict[str, Any]())}
     all_kinds |= kinds(description, options.n_words, options.n_gen)
     rows = {}
     stream = Watched(server, Prompts(1, server.n_vocab))
     try:
         while len(stream.times) < 100:
             await asyncio.sleep(0.05)
-        print("| kind | requests | p50 ms | p99 ms | longest ms | p99 / step |\n|---|---|---|---|---|---|")
         for name, (path, body) in all_kinds.items():
-            if options.only and path and options.only not in name:
+            if path and (is_second(name) != second or (options.only and options.only not in name)):
                 continue
+            if path.rpartition("/")[2] in RANKS:
+                body["model"] = "reranker"
             row = rows[name] = await beside(server, stream, path, body, options.seconds)
             statuses = ", ".join(f"{n} x {status}" for status, n in row["statuses"].items())
             print(
@@ -223,6 +301,27 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, dict
     finally:
         await stream.stop()
     return rows
+
+
+def second_models(options: argparse.Namespace, folder: Path) -> list[str]:
+    """Arguments of the second server, with random models where none are given."""
+    if not options.mmproj:
+        options.seeing = media_cases.write_text(folder / "seeing.gguf", "idefics3")
+        options.mmproj = media_cases.write_mmproj(folder / "mmproj.gguf", "idefics3")
+    ranks = options.reranker or tiny_variants.write(folder / "reranker.gguf", "qwen3_rank", tokenizer="spm")
+    return [f"seeing={options.seeing}", f"reranker={ranks}", "--mmproj", str(options.mmproj)]
+
+
+def run(models: list[str], options: argparse.Namespace, *, second: bool) -> dict[str, dict[str, Any]]:
+    """Rows of a server."""
+    port = free_port()
+    command = [sys.executable, "-m", "llamacli", "serve", *models, "--port", str(port)]
+    command += ["--threads", str(options.threads), "--step-ms", str(options.step_ms)]
+    server = Server("llamacli", command, port, 200 if second else 500)
+    try:
+        return asyncio.run(measure(server, options, second=second))
+    finally:
+        server.stop()
 
 
 def main() -> int:
@@ -236,23 +335,34 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="kinds whose name has this text")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--seeing", type=Path, help="model of the second server; default: a small random one")
+    parser.add_argument("--mmproj", type=Path, help="its encoder of pictures")
+    parser.add_argument("--reranker", type=Path, help="reranker of the second server; default: a small random one")
     options = parser.parse_args()
-    port = free_port()
-    command = [sys.executable, "-m", "llamacli", "serve", *([options.file] if options.file else [])]
-    command += ["--port", str(port), "--threads", str(options.threads), "--step-ms", str(options.step_ms)]
-    server = Server("llamacli", command, port, 500)
-    try:
-        rows = asyncio.run(measure(server, options))
-    finally:
-        server.stop()
+    if (options.seeing is None) != (options.mmproj is None):
+        parser.error("--seeing and --mmproj are given together")
+    print("| kind | requests | p50 ms | p99 ms | longest ms | p99 / step |\n|---|---|---|---|---|---|")
+    limit, failed = LIMIT * options.step_ms, False
+    everything = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for second in (False, True):
+            models = second_models(options, Path(folder)) if second else [options.file] if options.file else []
+            rows = run(models, options, second=second)
+            everything |= rows
+            late = [name for name, row in rows.items() if row["p99"] > limit]
+            if late and late[0] != next(iter(rows)):
+                print(f"gaps above {limit:.0f} ms beside: {'; '.join(late)}", file=sys.stderr)
+                failed = True
+    refused = [
+        name
+        for name, row in everything.items()
+        if "200" not in row["statuses"] and len(row["statuses"]) > ("cut" in row["statuses"])
+    ]
+    if refused:
+        print(f"refused, so not measured: {'; '.join(refused)}", file=sys.stderr)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-    limit = LIMIT * options.step_ms
-    late = [name for name, row in rows.items() if row["p99"] > limit]
-    if late and late[0] != next(iter(rows)):
-        print(f"gaps above {limit:.0f} ms beside: {'; '.join(late)}", file=sys.stderr)
-        return 1
-    return 0
+        options.json.write_text(json.dumps(everything, indent=1))
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacli.generation.costs import ALONE_S, FIRST_CHUNK, MIN_CHUNK, TILE, StepCost, chunk_rows
+from llamacli.generation.costs import _FORGOTTEN, ALONE_S, FIRST_CHUNK, MIN_CHUNK, TILE, StepCost, chunk_rows
 
 rates = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 0.05))
 
@@ -28,6 +28,18 @@ def test_long_runs_of_equal_steps_do_not_spoil_the_fit() -> None:
         cost.observe(4, 0.025 + 0.008)
     assert cost.per_row == pytest.approx(0.002)
     assert cost.base == pytest.approx(0.025)
+
+
+def test_sizes_are_forgotten_after_some_steps() -> None:
+    cost = StepCost()
+    cost.observe(400, 4.0)
+    assert cost.per_row == pytest.approx(0.01)
+    for _ in range(_FORGOTTEN):
+        cost.observe(4, 0.01)
+    assert cost.likely_seconds(400) == pytest.approx(4.0)
+    for _ in range(_FORGOTTEN):
+        cost.observe(8, 0.5)
+    assert cost.likely_seconds(400) == pytest.approx(0.5 * cost.seconds(400) / cost.seconds(8))
 
 
 def test_small_steps_are_not_slower_where_time_grows_faster_than_rows() -> None:

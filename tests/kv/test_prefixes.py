@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_helpers import ONE, fill
-from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec, PrefixIndex
+from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec, PrefixIndex, RecurrentSpec
 from llamacli.kv.prefixes import MAX_KEPT, n_common
 
 few = st.lists(st.integers(0, 1), max_size=9)
@@ -69,6 +69,14 @@ def test_keep_evicts_the_least_recently_used() -> None:
     assert reused(index, pool, [5] * PAGE) == 0, "larger than the limit"
     index.clear()
     assert index.n_bytes == 0
+
+
+def test_a_copy_with_states_that_adds_least_to_a_shorter_one_is_evicted() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32", [RecurrentSpec("state", (2,))]))
+    index = PrefixIndex(pool)
+    for n in (20, 60, 62, 120, 180):
+        index._kept.append(cached(pool, list(range(n))))
+    assert len(index._least_useful().tokens) == 62, "two tokens more than the one of 60"
 
 
 def test_keep_replaces_a_prefix_and_limits_the_number_of_copies() -> None:

@@ -56,6 +56,12 @@ class TestDry:
         assert self.penalty(text, C, (":a",)) == 0, "nothing stands after it"
         assert self.penalty([x, y, COLON, A, A, C, x, y, COLON, A, A], C, (":a",)) == 2**0
 
+    def test_a_breaker_may_have_several_tokens(self) -> None:
+        x, y = b"xy"
+        text = [A, COLON, x, y, C, A, COLON, x, y]
+        assert self.penalty(text, C, (":xy",)) == 0
+        assert self.penalty([A, COLON, x, y, B, C, A, COLON, x, y, B], C, (":xy",)) == 2**0
+
     def test_a_breaker_is_never_penalised(self) -> None:
         text = [A, B, COLON, A, B]
         assert self.penalty(text, COLON, ()) == 2

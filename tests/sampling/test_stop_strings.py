@@ -36,6 +36,11 @@ def test_text_ends_before_a_stop_string_in_all_splits(text: str, stops: list[str
         assert matched(pieces, *stops) == (before, found)
 
 
+def test_nothing_is_held_back_that_cannot_end_the_text() -> None:
+    assert StopStrings([]).feed("ab") == "ab"
+    assert IndentLimit(2).feed("a\n  ") == "a\n  "
+
+
 def test_only_possible_beginnings_are_held_back() -> None:
     stop = StopStrings(["\n\nUser:"])
     assert stop.feed("Hello.\n") == "Hello."

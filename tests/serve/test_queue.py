@@ -58,8 +58,9 @@ def test_room_for_any_request() -> None:
     queue.put([Item("a", n_tokens=4)])
     queue.expect_room()
     queue.put([Item("a")])
-    with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed"):
+    with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed") as error:
         queue.expect_room()
+    assert error.value.retry_after == 1
     queue.take()
     queue.take()
     queue.put([Item("a", n_tokens=5)])

@@ -97,7 +97,7 @@ class StepCost:
         y = sum(seconds * weight for _, seconds, weight in points) / total
         spread = sum(weight * (rows - x) ** 2 for rows, _, weight in points)
         slope = sum(weight * (rows - x) * (seconds - y) for rows, seconds, weight in points)
-        if len(points) < 2 or slope <= 0 or spread <= 0:
+        if len(points) < 2 or slope <= 0:
             self.base, self.per_row = 0.0, y / x
             return
         self.per_row = min(slope / spread, y / x)  # a base below 0 would allow steps that are too long

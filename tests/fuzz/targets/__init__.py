@@ -3,10 +3,10 @@
 from fuzz.target import Target
 from fuzz.targets.commands import COMMANDS
 from fuzz.targets.copies import COPIES
-from fuzz.targets.files import ADAPTERS, CHECKPOINTS, HEADERS, MODELS
+from fuzz.targets.files import ADAPTERS, CHECKPOINTS, DRAFTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.pictures import ENCODERS, FOLDERS, PICTURES
-from fuzz.targets.served import BATCHES, CATALOGUES, FRAMES, PROMPTS, REQUESTS
+from fuzz.targets.served import BATCHES, CATALOGUES, EMBEDDINGS, FRAMES, PROMPTS, REQUESTS, SERVERS
 from fuzz.targets.states import STATES
 from fuzz.targets.templates import TEMPLATES
 from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
@@ -15,6 +15,7 @@ TARGETS: dict[str, Target] = {
     "header": HEADERS,
     "model": MODELS,
     "adapter": ADAPTERS,
+    "head": DRAFTS,
     "llama2c": CHECKPOINTS,
     "state": STATES,
     "copy": COPIES,
@@ -32,4 +33,6 @@ TARGETS: dict[str, Target] = {
     "catalogue": CATALOGUES,
     "frame": FRAMES,
     "prompt": PROMPTS,
+    "embedding": EMBEDDINGS,
+    "mcp": SERVERS,
 }

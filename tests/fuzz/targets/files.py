@@ -14,11 +14,17 @@ import tiny_variants
 from adapters import write_adapter
 from fuzz.mutations import Edit, Field, Fields, draw_edits, edited, edits, gguf_fields
 from fuzz.target import Target
-from llamacli import Model, TokenizerError, load_model
+from llamacli import HeadDrafter, Model, TokenizerError, load_model
+from llamacli.engine import Chunk, evaluate
+from llamacli.engine.heads import Head
 from llamacli.gguf.header import parse_header
+from llamacli.kv import KVSequence
 from llamacli.plugins import Plugins
 from llamacli.quantization import FORMATS, TensorType
 from paths import entry_points
+from tiny_eagle import HEADS as TINY_HEADS
+from tiny_eagle import MODELS as TINY_MODELS
+from tiny_eagle import write_eagle3
 
 BASES: dict[str, dict[str, Any]] = {
     "gqa": {"tokenizer": "spm"}, "q8_0": {}, "q4_k": {}, "moe_8_2": {}, "rope_yarn": {}, "phi3_long": {}, "gemma4": {},
@@ -142,6 +148,34 @@ ADAPTERS = Target(
     per_process=10_000,
 )
 """LoRA adapters: load one, and generate a token with it."""
+
+
+def _start_heads(folder: Path) -> Callable[[list[Edit]], None]:
+    name = next(iter(TINY_HEADS))
+    variant, options = TINY_MODELS[name]
+    base, path = tiny_variants.write(folder / "base.gguf", variant, **options), folder / "head.gguf"
+    data = write_eagle3(path, **TINY_HEADS[name][1]).read_bytes()
+    fields, model = gguf_fields(data), load_model(base, threads=1, plugins=Plugins(entry_points()))
+    tokens, rows = list(range(1, 11)), []
+    sequence = KVSequence(model.kv_pool(), len(tokens))
+    chunk = Chunk(sequence, tokens[:-1], take_hidden=lambda _, __, states, n: rows.append(states.copy()))
+    evaluate(model.program_with, [chunk])
+
+    def load(changes: list[Edit]) -> None:
+        path.write_bytes(edited(data, changes, fields))
+        with contextlib.closing(model.load_draft(path)) as head:
+            if isinstance(head, Head):
+                with HeadDrafter(head, min_probability=0.0) as drafter:
+                    drafter.take_hidden(0, tokens[:-1], rows[0], 0)
+                    drafted = drafter.draft(tokens, 3)
+                assert all(0 <= token < model.config.n_vocab for token in drafted)
+
+    load([])
+    return load
+
+
+DRAFTS = Target(cases=edits(_ADAPTER_KINDS, 3), start=_start_heads, memory=8 << 30)
+"""EAGLE-3 draft heads: load one beside its model, and draft."""
 
 
 @functools.cache

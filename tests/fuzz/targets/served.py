@@ -1,5 +1,7 @@
 """Bodies of requests, batches, catalogues, presets, frames, cached prompts."""
 
+import base64
+import io
 import json
 import math
 import os
@@ -7,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 import tiny_variants
@@ -16,6 +19,7 @@ from fuzz.targets.states import FORGERIES, forged_fields
 from llamacli import load_model
 from llamacli.cli.model_sources import preset_sources
 from llamacli.engine.stages import SPAN
+from llamacli.inputs import Inputs
 from llamacli.kv.prefixes import PrefixIndex
 from llamacli.kv.prompt_cache import PromptCache
 from llamacli.plugins import Plugins
@@ -25,10 +29,12 @@ from llamacli.serve.http.batches import parse_line, split_lines
 from llamacli.serve.http.bodies import convert, parse
 from llamacli.serve.http.constraints import schema_of
 from llamacli.serve.http.llamacpp import InfillRequest, NativeEmbeddings, NativeRequest
+from llamacli.serve.http.prompt_embeds import _array
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.completions import CompletionRequest
 from llamacli.stages.frames import _parsed
 from llamacli.stages.messages import batch_of
+from llamacli.tools.mcp import read_servers
 from paths import entry_points
 
 _KINDS = ("bit", "byte", "cut", "drop", "repeat")
@@ -191,3 +197,53 @@ def _start_prompts(folder: Path) -> Callable[[list[Edit]], None]:
 
 PROMPTS = Target(cases=edits(_KINDS, 3), start=_start_prompts)
 """Files of the cache of prompts on disk: damaged ones are deleted, and nothing of them is taken."""
+
+_ROWS = np.arange(24, dtype=np.float32).reshape(3, 8)
+
+
+def _npy() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, _ROWS)
+    return buffer.getvalue()
+
+
+def _read_rows(case: tuple[str, list[tuple[int, Any]], list[Edit]]) -> None:
+    kind, forgeries, changes = case
+    if kind == "npy":
+        data = edited(_npy(), changes)
+    else:
+        fields = {"rows": {"dtype": "F32", "shape": list(_ROWS.shape), "data_offsets": [0, _ROWS.nbytes]}}
+        header = json.dumps(forged_fields(fields, forgeries)).encode()
+        data = edited(len(header).to_bytes(8, "little") + header + _ROWS.tobytes(), changes)
+    inputs = Inputs.of(embeddings=_array(base64.b64encode(data).decode()))
+    assert inputs.embeddings is None or inputs.embeddings.nbytes <= 2 * len(data)
+
+
+EMBEDDINGS = Target(
+    cases=st.tuples(st.sampled_from(["npy", "safetensors"]), FORGERIES, _EDITS),
+    start=lambda folder: _read_rows,
+    per_process=50_000,
+)
+"""Prompts of embeddings, as files in requests."""
+
+_SERVERS = {
+    "mcpServers": {
+        "files": {"command": "x", "args": ["a"], "env": {"K": "v"}, "cwd": "/tmp", "timeout": 5},
+        "web": {"url": "http://localhost/mcp", "headers": {"A": "b"}, "disabled": True},
+    }
+}
+
+
+def _start_servers(folder: Path) -> Callable[[tuple[list[tuple[int, Any]], list[Edit]]], None]:
+    path = folder / "mcp.json"
+
+    def read(case: tuple[list[tuple[int, Any]], list[Edit]]) -> None:
+        path.write_bytes(edited(json.dumps(forged_fields(_SERVERS, case[0])).encode(), case[1]))
+        for server in read_servers(path):
+            assert server.name
+
+    return read
+
+
+SERVERS = Target(cases=st.tuples(FORGERIES, _EDITS), start=_start_servers, per_process=20_000)
+"""Files of MCP servers."""
