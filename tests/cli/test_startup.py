@@ -34,7 +34,7 @@ BUDGET_S = 0.3
 
 @pytest.mark.medium
 def test_help_and_usage_errors_import_nothing_heavy(environment: dict[str, str]) -> None:
-    """Each is run by a fork of one program, which has imported what all of them do."""
+    """Each line is run by a fork of one program."""
     lines = ["--help", "run --help", "plugins --help", "", "--nonsense", "run --top-k x", "inspect", "model.gguf"]
     command = [sys.executable, "-c", FORKED, json.dumps([line.split() for line in lines])]
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
@@ -181,7 +181,7 @@ for args in json.loads(sys.argv[1]):
 
 @pytest.mark.medium
 def test_progress_begins_before_slow_imports(environment: dict[str, str]) -> None:
-    """Each command is run by a fork of one program, which has imported none."""
+    """Each command is run by a fork of one program."""
     commands = [
         ["run", "-p", "x"], ["bench"], ["perplexity", "README.md"], ["embed", "README.md", "x"], ["doctor"],
         ["quantize", "README.md", "x.gguf", "Q8_0"], ["warmup"],
