@@ -12,6 +12,9 @@ PROJECTS := pyproject.toml core/pyproject.toml packs/pyproject.toml $(wildcard p
 run: $(VENV)/.installed
 	$(BIN)/llamacli run < /dev/null
 
+# Bytecode of tests is kept: pytest rewrites their asserts, which is most of the time of collecting them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # WORKERS=0 runs in one process. Workers share compiled kernels: see tests/support/suite.py.
 WORKERS ?= 2
 PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal

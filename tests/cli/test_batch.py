@@ -38,16 +38,17 @@ def run(path) -> subprocess.Popen:
 @pytest.mark.medium
 def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
     path, results = tmp_path / "in.jsonl", tmp_path / "in.results.jsonl"
-    write(path, 1000, broken=400)
+    n = 200
+    write(path, n, broken=80)
     whole = run(path)
     told = whole.communicate()[1]
     assert whole.returncode == 1, told
-    assert "999 answered, 1 failed" in told
+    assert f"{n - 1} answered, 1 failed" in told
     words = told.split()
     cached, total = int(words[words.index("of") - 1]), int(words[words.index("of") + 1])
-    assert total - cached < 5 * 1000  # of about 90 tokens a line
+    assert total - cached < 7 * n  # of about 90 tokens a line
     expected = texts(results)
-    assert [name for name, _ in expected] == [None if i == 400 else f"r{i}" for i in range(1000)]
+    assert [name for name, _ in expected] == [None if i == 80 else f"r{i}" for i in range(n)]
     results.unlink()
 
     process = run(path)
@@ -60,10 +61,10 @@ def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
         except sqlite3.Error:
             return 0
 
-    wait_for(lambda: n_done() > 50)
+    wait_for(lambda: n_done() > 20)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert 50 < n_done() < 1000
+    assert 20 < n_done() < n
     other = tmp_path / "other.jsonl"
     write(other, 3)
     refused = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 SHELLS = ("bash", "zsh", "fish")
 
 
-def completions(program, shell: str, line: str) -> list[str]:
+def completions(invoke, shell: str, line: str) -> list[str]:
     """Completions of the last word of a command line.
 
     "file" where the shell completes file names.
@@ -23,8 +23,8 @@ def completions(program, shell: str, line: str) -> list[str]:
     count = {} if shell == "fish" else {"COMP_CWORD": str(len(words) - 1)}
     fish = {"COMP_CWORD": words[-1]} if shell == "fish" else {}
     env = {"_LLAMACLI_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, **count, **fish}
-    result = program(env=env)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = invoke(env=env)
+    assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     match shell:
         case "bash":
@@ -47,8 +47,8 @@ def completions(program, shell: str, line: str) -> list[str]:
         ("llamacli quantize in.gguf out.gguf q4_k", ["Q4_K_S", "Q4_K_M"]),
     ],
 )
-def test_completion_of_words(shell: str, line: str, expected: list[str], program) -> None:
-    assert completions(program, shell, line) == expected
+def test_completion_of_words(shell: str, line: str, expected: list[str], invoke) -> None:
+    assert completions(invoke, shell, line) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_completion_of_words(shell: str, line: str, expected: list[str], program
         "llamacli perplexity ",
     ],
 )
-def test_completion_of_file_names(line: str, program) -> None:
-    assert completions(program, "bash", line) == ["file"]
+def test_completion_of_file_names(line: str, invoke) -> None:
+    assert completions(invoke, "bash", line) == ["file"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_script_of_each_shell(shell: str, program) -> None:
-    result = program("completion", shell)
-    assert (result.returncode, result.stderr) == (0, "")
+def test_script_of_each_shell(shell: str, invoke) -> None:
+    result = invoke("completion", shell)
+    assert (result.exit_code, result.stderr) == (0, "")
     assert f"_LLAMACLI_COMPLETE={shell}_complete" in result.stdout
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=result.stdout, text=True, check=True)

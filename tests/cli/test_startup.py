@@ -1,5 +1,6 @@
 """Fast start: help and usage errors import no heavy modules."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,18 +14,36 @@ HEAVY = {"numpy", "numba", "regex", "gguf", "pluggy", "attrs", "jinja2", "prompt
 LOADED = (
     "import sys; sys.argv[0] = 'llamacli'\ntry: from llamacli.cli import main; main()\nfinally: print(*sys.modules)"
 )
+END = "-- end of a program --\n"
+FORKED = f"""
+import json, os, sys
+from llamacli.cli import main
+for arguments in json.loads(sys.argv[1]):
+    if not os.fork():
+        sys.argv[:] = ["llamacli", *arguments]
+        try:
+            main()
+        finally:
+            sys.stderr.flush()
+            print(*sys.modules, flush=True)
+            os.write(1, {END.encode()!r})
+    os.wait()
+"""
 BUDGET_S = 0.3
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    "arguments", ["--help", "run --help", "plugins --help", "", "--nonsense", "run --top-k x", "inspect", "model.gguf"]
-)
-def test_help_and_usage_errors_import_nothing_heavy(arguments: str, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", LOADED, *arguments.split()]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "Usage: llamacli" in result.stdout + result.stderr
-    assert HEAVY & set(result.stdout.splitlines()[-1].split()) == set()
+def test_help_and_usage_errors_import_nothing_heavy(environment: dict[str, str]) -> None:
+    """Each line is run by a fork of one program."""
+    lines = ["--help", "run --help", "plugins --help", "", "--nonsense", "run --top-k x", "inspect", "model.gguf"]
+    command = [sys.executable, "-c", FORKED, json.dumps([line.split() for line in lines])]
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    *shown, last = result.stdout.decode().split(END)
+    assert last == ""
+    assert len(shown) == len(lines)
+    for line, one in zip(lines, shown, strict=True):
+        assert "Usage: llamacli" in one, line
+        assert HEAVY & set(one.splitlines()[-1].split()) == set(), line
 
 
 @pytest.mark.medium
@@ -144,28 +163,30 @@ def test_version(program, site: Path, install) -> None:
     assert (result.returncode, result.stdout) == (0, "llamacli, version 1.0\n")
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["run", "-p", "x"], ["bench"], ["perplexity", "README.md"], ["embed", "README.md", "x"], ["doctor"],
-        ["quantize", "README.md", "x.gguf", "Q8_0"], ["warmup"],
-    ],
-    ids=lambda args: args[0],
-)  # fmt: skip
-def test_progress_begins_before_slow_imports(args: list[str], environment: dict[str, str]) -> None:
-    code = """
-import sys
+BEGUN = """
+import json, os, sys
 from llamacli.cli import app, progress
 
 def shown(task, interval_s=None):
-    print("slow" if {"numpy", "numba"} & sys.modules.keys() else "fast")
+    print("slow" if {"numpy", "numba"} & sys.modules.keys() else "fast", flush=True)
     raise SystemExit
 
 progress.shown = shown
-app.app(sys.argv[1:], prog_name="llamacli")
+for args in json.loads(sys.argv[1]):
+    if not os.fork():
+        app.app(args, prog_name="llamacli")
+    os.wait()
 """
+
+
+@pytest.mark.medium
+def test_progress_begins_before_slow_imports(environment: dict[str, str]) -> None:
+    """Each command is run by a fork of one program."""
+    commands = [
+        ["run", "-p", "x"], ["bench"], ["perplexity", "README.md"], ["embed", "README.md", "x"], ["doctor"],
+        ["quantize", "README.md", "x.gguf", "Q8_0"], ["warmup"],
+    ]  # fmt: skip
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", code, *args]
+    command = [sys.executable, "-c", BEGUN, json.dumps(commands)]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-    assert result.stdout == "fast\n", result.stderr
+    assert result.stdout == "fast\n" * len(commands), result.stderr

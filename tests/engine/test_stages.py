@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import TinyGguf
+from conftest import TinyGguf, first_variants
 from llamacli import Model, load_model
 from llamacli.engine import Chunk, Engine, ReferenceEngine, default_engine, evaluate
 from llamacli.engine.cutting import cut, cut_points
@@ -21,10 +21,8 @@ from llamacli.plugins import Plugins
 from local_stages import LocalStages
 from tiny_variants import ENCODERS, VARIANTS
 
-EVERY = [
-    pytest.param(name, marks=pytest.mark.slow if "type" in variant.options else pytest.mark.medium)
-    for name, variant in VARIANTS.items()
-]
+FIRST = first_variants(VARIANTS)
+EVERY = [pytest.param(name, marks=pytest.mark.medium if name in FIRST else pytest.mark.slow) for name in VARIANTS]
 TOKENS = [(7 * i + 3) % 90 for i in range(70)]
 
 

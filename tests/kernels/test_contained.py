@@ -143,7 +143,7 @@ def test_function_decorated_while_a_kernel_compiles_can_be_cached(tmp_path: Path
         assert run(program, tmp_path, start) == ["4", "41 1"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="compares Linux's state of a process")
 def test_process_with_functions_of_its_own_is_unchanged(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
