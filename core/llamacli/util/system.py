@@ -221,7 +221,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_left(folder: Path, kinds: Sequence[str]) -> int | None:
-    """Bytes that a cgroup's limit leaves, with file cache of these kinds reclaimed."""
+    """Bytes that a cgroup's limit leaves, with some file cache reclaimed."""
     limit = _memory_limit(folder)
     if limit is None:
         return None

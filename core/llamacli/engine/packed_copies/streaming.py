@@ -36,7 +36,7 @@ _SLACK = 1.1
 
 
 class MappedStack:
-    """Stack of matrices in a mapped file, such as experts; one for others.
+    """Stack of matrices in a mapped file, or one matrix.
 
     `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are
     checksums of the units of each matrix, compared when it is first used; None where they need not be. `watch` is that
@@ -68,7 +68,7 @@ class MappedStack:
             self._checked[number] = True
 
     def read(self, number: int) -> None:
-        """Have the disk begin to read a matrix, and no more than it."""
+        """Have the disk begin to read a matrix, no more."""
         descriptor, start, n_bytes = self._watch.descriptor, self.place + number * self._n_bytes, self._n_bytes
         if not hasattr(os, "posix_fadvise"):
             self._advise("MADV_WILLNEED", start, n_bytes)
@@ -101,7 +101,7 @@ class _Group:
 
 
 class Reader:
-    """Reader of the matrices of a mapped copy, in the order of their use."""
+    """Reader of a mapped copy, in the order of use."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
@@ -110,7 +110,7 @@ class Reader:
         self._dropper = ThreadPoolExecutor(1, "llamacli-dropper")
 
     def add(self, stacks: Sequence[MappedStack]) -> int:
-        """Append what a pass uses next; its number for `use`."""
+        """Append a group that a pass uses next; its number for `use`."""
         key = tuple(stack.place for stack in stacks)
         if key not in self._numbers:
             self._numbers[key] = len(self._groups)
@@ -118,9 +118,9 @@ class Reader:
         return self._numbers[key]
 
     def use(self, number: int) -> None:
-        """Begin to read what has this number and what follows.
+        """Begin to read the group of a number and those behind.
 
-        What is used for the first time is checked. Raises FileChangedError.
+        A group is checked at its first use. Raises FileChangedError.
         """
         group = self._groups[number]
         if number == 0 and time.monotonic() - self._chosen_at > _CHOICE_S:
@@ -154,7 +154,7 @@ class Reader:
             memory -= group.n_bytes if group.is_kept else 0
 
     def _ahead(self, number: int) -> list[_Group]:
-        """What is used from there on, as much as may be read ahead."""
+        """Groups used from there on that may be read ahead."""
         found, n_bytes = list[_Group](), 0
         for group in (*self._groups[number:], *self._groups[:number]):
             if group.is_kept and group.is_read:
