@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine.host import checked, describe_ops, is_plugin_op
+from llamacli.engine.packed_copies import MappedStack
 from llamacli.engine.weights import PackedWeights
 from llamacli.errors import PluginError, plugin_errors
 from llamacli.graph import Graph, Op, Tensor, Value
 from llamacli.kernels.activation_rounding import FORMS, ROUND, round_activations
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import ACTIVATION_BLOCK
-from llamacli.kernels.matrix import Matrix
+from llamacli.kernels.matrix import Matrix, Stack
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking, TiledPacking
 from llamacli.kernels.team import Team
 from llamacli.kv import KVType
+from llamacli.ops.embed import Embed
 from llamacli.ops.lowering import Array, Field, HostRows, Lowering, Resource, Slot, Step, f32, slots_of
 from llamacli.ops.run import Run
 from llamacli.util.settings import KERNEL_API_CHANGE
@@ -48,6 +50,7 @@ class StepTable(Lowering):
         self.watches_products, self._is_tiled = watch is not None, is_tiled
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
+        self._read: set[Stack] = set()
         self._descriptions = describe_ops(graph)
         self.states, self.recurrent = graph.states, graph.recurrent
         self.steps: list[Step] = []
@@ -73,6 +76,7 @@ class StepTable(Lowering):
 
     def _lower(self, op: Op) -> None:
         self._op = op
+        self._read_ahead(op)
         if not is_plugin_op(op):
             op.lower(self)
             return
@@ -80,6 +84,22 @@ class StepTable(Lowering):
         with plugin_errors(description):
             op.lower(self)
         self.plugin_steps |= dict.fromkeys(self.steps[n_before:], description)
+
+    def _read_ahead(self, op: Op) -> None:
+        """Append a step that waits for the op's matrices.
+
+        Only where weights are mapped. Stacks of experts have steps of their own, as a pass uses some of them.
+        """
+        if isinstance(op, Embed):
+            return
+        mapped = [self._weights.matrix(tensor).stack for tensor in op.matrices()]
+        stacks = [stack for stack in mapped if isinstance(stack, MappedStack) and len(stack.data) == 1]
+        if not stacks:
+            return
+        reader = self._weights.reader
+        number = reader.add(stacks)
+        self._read |= {*stacks}
+        self.host_step(lambda _rows, _at: reader.use(number), [], [])
 
     def release(self) -> list[object]:
         """Drop all references to steps and their memory.
@@ -112,6 +132,8 @@ class StepTable(Lowering):
 
     def matrix(self, tensor: Tensor) -> Matrix:
         matrix = self._weights.matrix(tensor)
+        if matrix.stack and len(matrix.packed) == 1 and matrix.stack not in self._read:
+            matrix.stack.fetch([0])
         if self._is_tiled and isinstance(matrix.packing, IntegerPacking):
             return attrs.evolve(matrix, packing=TiledPacking(matrix.packing))
         return matrix

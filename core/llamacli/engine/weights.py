@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from llamacli.engine.base import QuantMode, expect_finite
 from llamacli.engine.floats import REQUANTIZED, load_floats
-from llamacli.engine.packed_copies import NewCopy, PackedCopy
+from llamacli.engine.packed_copies import NewCopy, PackedCopy, Reader
 from llamacli.engine.packed_copies.format import paged
 from llamacli.engine.placement import place
 from llamacli.errors import PluginError, plugin_errors
@@ -47,7 +47,8 @@ class PackedWeights:
 
     Each tensor is loaded once: `file` is read in the `modes` of its tensors. `loaded` are matrices that are not in it.
     Matrices in `copy` are not packed again; `copyable` are those loaded so far, by their names in a copy. With
-    `new_copy`, matrices are packed into it. `watch` watches over the file that they are mapped from, None for none.
+    `new_copy`, matrices are packed into it. `watch` watches over the file that they are mapped from, None for none;
+    `reader` reads it ahead.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class PackedWeights:
         self._file, self._modes, self._team, self._copy, self._new_copy = file, modes, team, copy, new_copy
         self.copyable: dict[str, Matrix] = {}
         self.watch = new_copy.watch if new_copy else copy.watch if copy else None
+        self.reader = Reader()
         self._repacked: set[int] = set()
         self._matrices: dict[Tensor, Matrix] = dict(loaded or {})
         self._vectors: dict[Tensor, npt.NDArray[np.float32]] = {}
@@ -85,8 +87,8 @@ class PackedWeights:
         elif self._new_copy and layout.name:
             memory = self._new_copy.allocate(layout.name, layout.packed_shape)
             matrix = load_matrix(tensor, self._file, mode, self._team, memory)
-            packed, stack = self._new_copy.seal(layout.name)
-            matrix = attrs.evolve(matrix, packed=packed, stack=stack)
+            stack = self._new_copy.seal(layout.name)
+            matrix = attrs.evolve(matrix, packed=stack.data, stack=stack)
         else:
             matrix = load_matrix(tensor, self._file, mode, self._team)
         if layout.name:
@@ -111,7 +113,8 @@ class PackedWeights:
     def extended(self, matrices: Mapping[Tensor, Matrix]) -> PackedWeights:
         """The weights loaded so far, and further matrices."""
         weights = PackedWeights(self._file, self._modes, self._team, {**self._matrices, **matrices})
-        weights._vectors, weights._floats, weights.watch = self._vectors, self._floats, self.watch
+        weights._vectors, weights._floats = self._vectors, self._floats
+        weights.watch, weights.reader = self.watch, self.reader
         return weights
 
     def of_file(self, file: ModelFile, modes: Mapping[Tensor, QuantMode]) -> PackedWeights:
@@ -121,7 +124,7 @@ class PackedWeights:
         """
         weights = PackedWeights(file, modes, self._team, self._matrices)
         weights._vectors, weights._floats = dict(self._vectors), dict(self._floats)
-        weights.watch = self.watch
+        weights.watch, weights.reader = self.watch, self.reader
         return weights
 
 

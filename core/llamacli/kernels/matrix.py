@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -14,9 +14,9 @@ from llamacli.kernels.packing_formats import Packing
 
 
 class Stack(Protocol):
-    """Stack of matrices that lies on disk."""
+    """Stack of matrices that lies on disk, or a matrix."""
 
-    def fetch(self, numbers: Iterable[int]) -> None:
+    def fetch(self, numbers: Sequence[int]) -> None:
         """Read some matrices ahead, and check new ones."""
 
 
@@ -25,7 +25,8 @@ class Matrix:
     """Packed matrix, or stack of one matrix an expert.
 
     `packed` is uint8 [n_group, n_tiles, n_blocks, block bytes] of type `kind`. `shape` is that of one matrix, (n_out,
-    n_in), without padding; `packing` is how `packed` is laid out. `stack` reads matrices of a mapped file ahead.
+    n_in), without padding; `packing` is how `packed` is laid out. `stack` reads matrices of a mapped file,
+    None elsewhere.
     """
 
     kind: IntEnum

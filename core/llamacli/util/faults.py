@@ -119,8 +119,8 @@ class Watch:
     """
 
     def __init__(self, mapping: mmap.mmap, descriptor: int, path: Path):
-        self._mapping, self._path, self._descriptor = mapping, path, os.dup(descriptor)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        self._mapping, self._path, self.descriptor = mapping, path, os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         self._slot = _slot_of(mapping)
         self._state: tuple[int, int] | None = self._now()
 
@@ -157,7 +157,7 @@ class Watch:
         self.expect_whole()
 
     def _now(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         return status.st_size, status.st_mtime_ns
 
 

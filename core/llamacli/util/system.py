@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,10 +118,14 @@ def memory_limit(root: Path = ROOT) -> int | None:
     return min(_limits(root, "memory", _memory_limit), default=None)
 
 
-def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes this process can still allocate, within cgroups' limits; None if unknown."""
+def available_memory(root: Path = ROOT, *, cached: bool = False) -> int | None:
+    """Bytes this process can still allocate, within cgroups' limits; None if unknown.
+
+    With `cached`, file cache in use counts as free, too.
+    """
     memory = system_memory()
-    return min([*(memory or ())[1:], *_limits(root, "memory", _memory_left)], default=None)
+    left = functools.partial(_memory_left, kinds=("inactive_file", "active_file") if cached else ("inactive_file",))
+    return min([*(memory or ())[1:], *_limits(root, "memory", left)], default=None)
 
 
 def memory_capacity(root: Path = ROOT) -> int | None:
@@ -215,15 +220,15 @@ def _memory_limit(folder: Path) -> int | None:
     return limit if limit < 1 << 60 else None  # v1 writes "no limit" as a huge number
 
 
-def _memory_left(folder: Path) -> int | None:
-    """Bytes that a cgroup's limit leaves, with unused file cache reclaimed."""
+def _memory_left(folder: Path, kinds: Sequence[str]) -> int | None:
+    """Bytes that a cgroup's limit leaves, with some file cache reclaimed."""
     limit = _memory_limit(folder)
     if limit is None:
         return None
     used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-    reclaimable = statistics.get("total_inactive_file") or statistics["inactive_file"]
-    return max(0, limit - int(used) + int(reclaimable))
+    reclaimable = sum(int(statistics.get(f"total_{kind}") or statistics[kind]) for kind in kinds)
+    return max(0, limit - int(used) + reclaimable)
 
 
 def _read(path: Path) -> str:

@@ -10,20 +10,23 @@ memory. A copy that is not as it was written is made again. Nothing is lost with
 write it are no errors.
 
 A model that is larger than the free memory is run from its copy, which is written tensor by tensor while it is packed
-(`NewCopy`). The system reads pages of it when they are used, and drops others. Experts are checked when they are first
-used, and read ahead once the router has chosen them (`MappedStack`).
+(`NewCopy`). A thread reads matrices ahead of their use, those that do not fit in each pass (`Reader`), and experts once
+the router has chosen them (`MappedStack`). A matrix is checked when it is first used.
 """
 
 from __future__ import annotations
 
 from llamacli.engine.packed_copies.folder import CopyInfo, copies, copy_key, limit, remove_copies, sources_digest
 from llamacli.engine.packed_copies.reading import PackedCopy, open_copy
+from llamacli.engine.packed_copies.streaming import MappedStack, Reader
 from llamacli.engine.packed_copies.writing import NewCopy, finish_copies, new_copy, save_copy
 
 __all__ = (
     "CopyInfo",
+    "MappedStack",
     "NewCopy",
     "PackedCopy",
+    "Reader",
     "copies",
     "copy_key",
     "finish_copies",

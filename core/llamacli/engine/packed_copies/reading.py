@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from llamacli.engine.packed_copies.format import (
     read_index,
     units,
 )
+from llamacli.engine.packed_copies.streaming import MappedStack
 from llamacli.engine.placement import place
 from llamacli.util.faults import Watch
 from llamacli.util.files import SharedFileError, open_own, read_into
@@ -41,8 +42,8 @@ class PackedCopy:
 
     Its memory is the file's, shared with other processes, where the system maps it in huge pages, and where it does not
     fit into memory; else, and with several NUMA nodes, it is this process's own. It is freed with the last array.
-    `stacks` are experts that are not checked yet. `complete` is false once a tensor was not there. `watch` watches over
-    the file, None where the memory is not the file's.
+    `stacks` are matrices that are not checked yet. `complete` is false once a tensor was not there. `watch` watches
+    over the file, None where the memory is not the file's.
     """
 
     def __init__(
@@ -62,43 +63,12 @@ class PackedCopy:
         return found
 
 
-class MappedStack:
-    """Stack of matrices in a mapped file, such as experts.
-
-    `data` is uint8 [n_group, n_tiles, n_blocks, block bytes], `place` its first byte in the `mapping`. `sums` are
-    checksums of the units of each matrix, compared when it is first used; None where they need not be. `watch` is that
-    over the file.
-    """
-
-    def __init__(self, data: Bytes, mapping: mmap.mmap, place: int, sums: Sequence[Sequence[str]] | None, watch: Watch):
-        self._data, self._mapping, self._place, self._sums, self._watch = data, mapping, place, sums, watch
-        self._checked = np.full(len(data), sums is None)
-
-    def fetch(self, numbers: Iterable[int]) -> None:
-        """Read some matrices ahead.
-
-        Those that are used for the first time are checked. Raises FileChangedError for one that has changed; the copy
-        is made again then, when the model is loaded.
-        """
-        n_bytes = self._data[0].nbytes
-        for number in numbers:
-            start = self._place + number * n_bytes
-            begin = start // mmap.PAGESIZE * mmap.PAGESIZE
-            if hasattr(mmap, "MADV_WILLNEED"):
-                self._mapping.madvise(mmap.MADV_WILLNEED, begin, start + n_bytes - begin)
-        for number in numbers:
-            if self._sums is not None and not self._checked[number]:
-                if [checksum(unit) for unit in units(self._data[number].reshape(-1))] != self._sums[number]:
-                    self._watch.lose()
-                self._checked[number] = True
-
-
 def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = (), *, mapped: bool = False) -> PackedCopy | None:
     """Map the copy of a key and check it, with several threads.
 
     None if there is none, or none that can be believed: that is deleted, with a warning. `nodes` are NUMA nodes of the
     team's threads (`Team.nodes`): pages of a file cannot lie where each process wants them, so with several NUMA nodes
-    the copy is read into memory, unless it is to stay `mapped`: then experts are checked when they are used.
+    the copy is read into memory, unless it is to stay `mapped`: then its tensors are checked when they are used.
     """
     base = folder()
     if base is None or not limit():
@@ -118,12 +88,12 @@ def open_copy(key: str, n_threads: int = 1, nodes: Sequence[Node] = (), *, mappe
             if not mapped and (nodes or (huge_pages() in ("always", "madvise") and huge_share(data) < HUGE_SHARE)):
                 data = _in_memory(file.fileno(), index, n_threads, nodes)
                 is_file = False
-        later = [name for name, entry in index.tensors.items() if mapped and entry.shape[0] > 1]
-        tensors = _checked(data, index, n_threads, later)
-        stacks = {
-            name: MappedStack(tensors[name], mapping, index.tensors[name].start, index.tensors[name].sums, watch)
-            for name in later
-        }
+        if mapped:
+            entries = index.tensors.items()
+            stacks = {name: MappedStack(one.of(data), mapping, one.start, one.sums, watch) for name, one in entries}
+            tensors = {name: stack.data for name, stack in stacks.items()}
+        else:
+            stacks, tensors = {}, _checked(data, index, n_threads)
         watch.expect_whole()
     except FileNotFoundError:
         return None
@@ -168,16 +138,15 @@ def _discard(path: Path, reason: str) -> None:
         path.unlink()
 
 
-def _checked(data: Bytes, index: Index, n_threads: int, later: Sequence[str] = ()) -> dict[str, Bytes]:
+def _checked(data: Bytes, index: Index, n_threads: int) -> dict[str, Bytes]:
     """Tensors of a copy.
 
-    Raises DamagedError unless all are as they were written, but for tensors that are checked `later`.
+    Raises DamagedError unless all are as they were written.
     """
     tensors = {name: entry.of(data) for name, entry in index.tensors.items()}
     pairs = [
         unit
         for name, entry in index.tensors.items()
-        if name not in later
         for group, sums in zip(tensors[name], entry.sums, strict=True)
         for unit in zip(units(group.reshape(-1)), sums, strict=True)
     ]

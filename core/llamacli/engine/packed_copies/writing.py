@@ -31,7 +31,7 @@ from llamacli.engine.packed_copies.format import (
     units,
     write_index,
 )
-from llamacli.engine.packed_copies.reading import MappedStack
+from llamacli.engine.packed_copies.streaming import MappedStack
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels.matrix import Matrix
 from llamacli.util.faults import Watch
@@ -69,10 +69,10 @@ class NewCopy:
         self._end += paged(entry.n_bytes)
         return entry.of(self._data)
 
-    def seal(self, name: str) -> tuple[Bytes, MappedStack | None]:
+    def seal(self, name: str) -> MappedStack:
         """Write the bytes of a tensor, and free their memory.
 
-        Returns them, read-only, and the stack of a tensor with several matrices. Raises FileChangedError.
+        Returns them, read-only. Raises FileChangedError.
         """
         entry = self._entries[name]
         data = entry.of(self._data)
@@ -82,7 +82,7 @@ class NewCopy:
             self._mapping.madvise(mmap.MADV_DONTNEED, entry.start, paged(entry.n_bytes))
         self.watch.renew()
         data.flags.writeable = False
-        return data, MappedStack(data, self._mapping, entry.start, None, self.watch) if len(data) > 1 else None
+        return MappedStack(data, self._mapping, entry.start, None, self.watch)
 
     def finish(self) -> None:
         """Write the index. Raises FileChangedError, OSError."""
