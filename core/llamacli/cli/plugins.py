@@ -153,7 +153,7 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
 
 
 def _write_from(target: Path, source: Path, name: str) -> list[Path]:
-    """Write the skeleton for a file, or for a folder, whose layout is part of it where no plugin reads it."""
+    """Write the skeleton for a file or a folder."""
     from llamacli.checkpoints import Folder
     from llamacli.errors import UnknownArchitectureError
     from llamacli.loaders import open_model_file

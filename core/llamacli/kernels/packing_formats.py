@@ -330,7 +330,10 @@ class IntegerPacking:
         return self.groups == 8 and all(count == 1 or count % 4 == 0 for _, count in self.fields.values())
 
     def _load_fields(self, b: ir.Builder, address: ir.Value, pair: ir.Value | None = None) -> dict[str, Any]:
-        """Fields of a block, numbered from those of a pair of groups if that is given."""
+        """Fields of a block.
+
+        With a pair of groups, numbers count from the fields of the pair.
+        """
         at = 0
         fields: dict[str, Any] = {}
         for name, (kind, count) in self.fields.items():

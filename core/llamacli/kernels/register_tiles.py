@@ -141,7 +141,7 @@ def _integer_block(
 def _sums_in_loop(
     b: ir.Builder, block: Block, pair_at: Callable[[ir.Value], Iterator[Group]], places: list[ir.Value]
 ) -> list[ir.Value | None]:
-    """Sums of a block of eight groups, by code for two of them.
+    """Sum a block of eight groups, two at a time.
 
     Code for all would not fit into the cache of decoded instructions of Zen 3, which halves its speed.
     """
@@ -180,7 +180,7 @@ def _add_products(
     b: ir.Builder, block: Block, places: list[ir.Value], scale_at: int, sums: Sequence[ir.Value | None],
     terms: list[tuple[int, list[Term]]], totals: list[ir.Value],
 ) -> list[ir.Value]:  # fmt: skip
-    """Add the sums of columns that have one scale of activations, times the factors.
+    """Add sums of columns with one activation scale, times factors.
 
     `scale_at`: offset of that scale; `terms`: offsets of the groups' activations, and their terms.
     """
