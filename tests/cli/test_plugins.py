@@ -84,7 +84,7 @@ class TestNew:
     def test_one_source_is_needed(self, options, invoke) -> None:
         result = invoke("plugins", "new", "mine", *options)
         assert result.exit_code == 2
-        assert "Give either --from MODEL.gguf or --like KIND." in result.stderr
+        assert "Give either --from MODEL or --like KIND." in result.stderr
 
 
 class TestCheck:
