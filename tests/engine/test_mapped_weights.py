@@ -4,7 +4,7 @@ import errno
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,19 +72,23 @@ def test_bits_are_those_of_weights_in_memory(path: Path, load: Load, cache: Path
 def test_bits_are_equal_where_matrices_are_dropped(path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(path, "memory") as model:
         expected = logits(model)
-    dropped = list[int]()
+    dropped, twice = list[int](), threading.Event()
     drop = streaming.MappedStack.drop
-    monkeypatch.setattr(streaming.MappedStack, "drop", lambda stack: (dropped.append(stack.place), drop(stack)))
+
+    def noted(stack: streaming.MappedStack) -> None:
+        dropped.append(stack.place)
+        drop(stack)
+        if dropped.count(stack.place) > 1:
+            twice.set()
+
+    monkeypatch.setattr(streaming.MappedStack, "drop", noted)
     monkeypatch.setattr(streaming, "available_memory", lambda *, cached: 1)
     monkeypatch.setattr(streaming, "WINDOW", 1)
     monkeypatch.setattr(streaming, "_DROPPED", 1)
     with load(path) as model:
         for _ in range(3):
             np.testing.assert_array_equal(logits(model), expected)
-    end = time.monotonic() + 10  # another thread drops them
-    while max(map(dropped.count, dropped), default=0) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    assert twice.wait(30)  # another thread drops them
 
 
 def test_weights_that_do_not_fit_are_mapped(

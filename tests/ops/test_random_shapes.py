@@ -23,6 +23,8 @@ WITHOUT = {
     "MergeRows",
     "AxisPositions",
     "ClassToken",
+    "Signal",
+    "OneHot",
     "GridPositions",
     "Deepstack",
     "Received",

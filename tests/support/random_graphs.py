@@ -20,6 +20,7 @@ from llamacli.ops.moe import Expert, MoE, Routing, Scoring
 from llamacli.ops.rope import Rope
 from llamacli.ops.select import Selection
 from llamacli.ops.values import LowRank, LowRanks, Param, Tensor, Value
+from llamacli_deepseek.hy4 import stream_gate
 from llamacli_gemma.altup import correct, match_magnitude, predict
 from llamacli_gemma.gaussian_topk import gaussian_topk
 from llamacli_l2 import slow_l2_norm
@@ -163,7 +164,7 @@ _simple(
     vector=lambda d: d.graph.div(x := d.x(d.width()), d.param(x.width)),
 )
 _simple("SigmoidGate", any=lambda d: d.graph.sigmoid_gate(d.x(d.width()), d.x(1)))
-for _name in ("silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
+for _name in ("identity", "silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
     _simple("Map", **{_name: lambda d, _name=_name: d.graph.map(_bounded(d, _name), getattr(activations, _name))})
 for _kind in Activation:
     _simple("Gated", **{_kind.value: lambda d, _kind=_kind: d.graph.gated(*_two(d), _kind)})
@@ -174,6 +175,11 @@ def _correct(d: Draft) -> None:
     width, n = d.width(), d.choose(1, 4)
     predicted = tuple(d.x(width) for _ in range(n))
     correct(d.graph, predicted, d.x(n), d.x(width))
+
+
+@maker(_op("StreamGate"), "any")
+def _stream_gate(d: Draft) -> None:
+    stream_gate(d.graph, d.x(d.width()), d.pick(1.0, 2.0), d.pick(1e-6, 0.5))
 
 
 @maker(_op("AttentionTemperature"), "any")

@@ -19,6 +19,11 @@ Formula = Callable[..., Any]
 _GELU = 2 * math.sqrt(2 / math.pi)
 
 
+def identity(v: Vocabulary, x: Any) -> Any:
+    """x itself, for networks without an activation."""
+    return x
+
+
 def silu(v: Vocabulary, x: Any) -> Any:
     """x * sigmoid(x) (Elfwing et al. 2017)."""
     return x / (1.0 + v.exp(-x))

@@ -6,16 +6,19 @@ sinks and a gate.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from llamacli.plugin import (
     Graph,
+    Lanewise,
+    MakeParam,
     Metadata,
     ModelFormatError,
     Params,
+    Recorder,
     Rope,
     TensorTable,
     Value,
@@ -32,14 +35,25 @@ from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
 LLAMACLI_API = 1
 
 
-@functools.cache
-def gate(magnitude: float, eps: float) -> Any:
-    """magnitude * sigmoid(x) + eps."""
+@attrs.frozen(eq=False)
+class StreamGate(Lanewise):
+    """out = magnitude * sigmoid(x) + eps."""
 
-    def gate(v: Vocabulary, x: Any) -> Any:
+    x: Value
+    magnitude: float
+    eps: float
+
+    def formula(self, v: Vocabulary, x: Any, magnitude: Any, eps: Any) -> Any:
         return magnitude * v.sigmoid(x) + eps
 
-    return gate
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        yield stream_gate(g, x, 2.0, 1e-6)
+
+
+def stream_gate(g: Recorder, x: Value, magnitude: float, eps: float) -> Value:
+    """Gate of a residual stream."""
+    return g.record(StreamGate(g.value(x.width), x, magnitude, eps))
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
@@ -126,7 +140,7 @@ class HyV4(DeepSeek2):
         mixed = g.linear(g.rms_norm(functools.reduce(g.concat, streams), None, c.rms_eps), fn)
         gates = g.add(g.mul(mixed, scale, c.n_stream), base)
         found = [
-            g.map(g.columns(gates, i, 1), gate(1.0 if i < c.n_stream else c.magnitude, c.gate_eps))
+            stream_gate(g, g.columns(gates, i, 1), 1.0 if i < c.n_stream else c.magnitude, c.gate_eps)
             for i in range(n * c.n_stream)
         ]
         parts = [g.mul(x, one) for x, one in zip(streams, found, strict=False)]

@@ -25,6 +25,7 @@ from llamacli.plugin import (
     Value,
     Weights,
     hookimpl,
+    identity,
 )
 from llamacli_granite import Granite, GraniteConfig
 
@@ -69,10 +70,6 @@ class OneHot(Op):
     def compute(self, run: Run) -> Array:
         nearest = np.clip(run[self.x][:, 0] + 0.5, 0, self.out.width - 1).astype(np.intp)
         return np.asarray(np.eye(self.out.width)[nearest])
-
-
-def _identity(_: Any, x: Any) -> Any:
-    return x
 
 
 class GraniteSwitch(Granite):
@@ -146,9 +143,7 @@ class GraniteSwitch(Granite):
 def _product(g: Graph, block: Params, name: str, x: Value, chosen: Value, weight: Param | None = None) -> Value:
     """Product with a matrix, and with the chosen adapter's change of it."""
     a, b = (getattr(block, f"{name}_lora_{part}") for part in "ab")
-    change = g.moe(
-        x, chosen, gate=None, up=a, down=b, n_used=1, activation=_identity, scoring=Scoring.SOFTMAX_OF_CHOSEN
-    )
+    change = g.moe(x, chosen, gate=None, up=a, down=b, n_used=1, activation=identity, scoring=Scoring.SOFTMAX_OF_CHOSEN)
     return g.linear(x, weight or getattr(block, name)) + change
 
 
