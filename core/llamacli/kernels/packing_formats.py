@@ -179,6 +179,30 @@ class _Loads:
         return self._loaded.values() if self._kind.size <= 2 else ()
 
 
+@attrs.frozen
+class _Number:
+    """Number of a field that a formula uses, or parts of it."""
+
+    name: str
+    number: int
+    parts: tuple[Any, ...] = ()
+
+    def __getitem__(self, part: Any) -> _Number:
+        return _Number(self.name, self.number, (*self.parts, part))
+
+    def __iter__(self) -> Iterator[_Number]:
+        return iter((self[0], self[1]))
+
+
+@attrs.frozen
+class _Numbers:
+    name: str
+    first: int
+
+    def __getitem__(self, i: int) -> _Number:
+        return _Number(self.name, i - self.first)
+
+
 Decode = Callable[..., None]
 Factors = Callable[[dict[str, Any]], tuple[Any, Any]]
 Terms = Callable[[dict[str, Any], int], list[tuple[Any, Any]]]
@@ -326,8 +350,18 @@ class IntegerPacking:
 
     @property
     def _has_pairs(self) -> bool:
-        """True if each two groups have the same number of each field."""
-        return self.groups == 8 and all(count == 1 or count % 4 == 0 for _, count in self.fields.values())
+        """True if each two groups use the next numbers of each field."""
+        if self.groups != 8 or any(count > 1 and count % 4 for _, count in self.fields.values()):
+            return False
+
+        def used(group: int, pair: int) -> list[Any]:
+            fields = {name: _Numbers(name, pair * count // 4 * (count > 1)) for name, (_, count) in self.fields.items()}
+            return [self.terms(fields, group), self.marks and self.marks(fields, group)]
+
+        try:
+            return all(used(group, group // 2) == used(group % 2, 0) for group in range(8))
+        except TypeError:  # formulas that compute with the numbers
+            return False
 
     def _load_fields(self, b: ir.Builder, address: ir.Value, pair: ir.Value | None = None) -> dict[str, Any]:
         """Fields of a block.
