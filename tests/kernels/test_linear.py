@@ -3,6 +3,7 @@
 from enum import IntEnum
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -188,6 +189,23 @@ def test_blocks_of_128_in_widths_that_256_does_not_divide(team):
 def test_rows_do_not_depend_on_their_neighbours(team, kind):
     raw, _ = random_rows(kind, 16, 256, seed=0)
     x = np.random.default_rng(0).normal(size=(23, 256)).astype(np.float32)
+    together, _ = multiply(team, kind, raw, 16, x)
+    for i in range(len(x)):
+        alone, _ = multiply(team, kind, raw, 16, x[i : i + 1])
+        np.testing.assert_array_equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("number", [lambda group: 7 - group, lambda group: group % 4], ids=["reversed", "repeated"])
+def test_groups_use_fields_in_any_order(team, monkeypatch, request, number):
+    """Code that loops over groups would read the next numbers."""
+    kind = TensorType.Q4_K
+    usual = packing_of(kind)
+    changed = attrs.evolve(
+        usual, name=request.node.callspec.id, terms=lambda f, group: usual.terms(f, number(group))
+    )  # fmt: skip
+    monkeypatch.setattr("llamacli.kernels.linear.packing_of", lambda kind: changed)
+    raw, _ = random_rows(kind, 16, 256, seed=0)
+    x = np.random.default_rng(0).normal(size=(6, 256)).astype(np.float32)
     together, _ = multiply(team, kind, raw, 16, x)
     for i in range(len(x)):
         alone, _ = multiply(team, kind, raw, 16, x[i : i + 1])
