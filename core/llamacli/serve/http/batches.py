@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -99,6 +98,7 @@ class BatchRun:
         self._server, self._name, self._endpoint, self._lines = server, name, endpoint, lines
         self._key, self._owner, self._longest = key, owner, server.settings.max_body
         self.total = self.completed = self.failed = 0
+        self._waits = False
 
     async def run(self) -> None:
         """Run all lines. Raises ShuttingDownError, StoreError."""
@@ -179,17 +179,22 @@ class BatchRun:
             await asyncio.sleep(1)
 
     async def _keep(self, number: int, data: bytes, *, failed: bool) -> None:
-        """Store a result; a full store is waited for."""
-        server = self._server
-        while True:
-            try:
-                await server.run(server.store.add_result, self._name, number, data, failed=failed)
-                break
-            except StorageFullError as error:
-                _log.warning("batch %s waits: %s", self._name, error)
-                await asyncio.sleep(_FULL_S)
+        await self.write(self._server.store.add_result, self._name, number, data, failed=failed)
         self.failed += failed
         self.completed += not failed
+
+    async def write(self, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call a method of the store, again while the store is full."""
+        while True:
+            try:
+                await self._server.run(method, *arguments, **options)
+                self._waits = False
+                return
+            except StorageFullError as error:
+                if not self._waits:
+                    _log.warning("batch %s waits: %s", self._name, error)
+                self._waits = True
+                await asyncio.sleep(_FULL_S)
 
 
 async def perform(server: Server, exchange: Exchange) -> None:
@@ -212,7 +217,7 @@ async def run_batch(server: Server, name: str, owner: str, key: str) -> None:
     if (job := server.jobs.get(name)) is not None:
         job.shown = lambda: {**data, "request_counts": _counts(run)}
     data |= {"status": "in_progress", "in_progress_at": data["in_progress_at"] or int(time.time())}
-    await server.run(server.store.update, name, data, is_open=True)
+    await run.write(server.store.update, name, data, is_open=True)
     try:
         await run.run()
     except ShuttingDownError:
@@ -225,7 +230,10 @@ async def run_batch(server: Server, name: str, owner: str, key: str) -> None:
 
 
 async def end_batch(server: Server, name: str, owner: str, status: str, run: BatchRun | None = None) -> None:
-    """Make files of a batch's results, and close it."""
+    """Make files of a batch's results, and close it.
+
+    A full store is waited for if there is a run, and StorageFullError otherwise.
+    """
     found = await server.run(server.store.get, "batch", name, owner)
     now, files = int(time.time()), []
     data = {**found.data, "status": status, f"{status}_at": now}
@@ -239,8 +247,8 @@ async def end_batch(server: Server, name: str, owner: str, status: str, run: Bat
         data["request_counts"] = {**data["request_counts"], "failed" if failed else "completed": n}
     if run is not None:
         data["request_counts"]["total"] = run.total
-    with contextlib.suppress(StorageFullError):
-        await server.run(server.store.end_batch, owner, data, files)
+    write = server.run if run is None else run.write
+    await write(server.store.end_batch, owner, data, files)
 
 
 def _counts(run: BatchRun) -> dict[str, int]:

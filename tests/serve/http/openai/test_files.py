@@ -2,13 +2,17 @@
 
 import io
 import json
+from collections.abc import Callable
 
 import openai
 import pytest
 
 from http_server import served, wait_for
+from llamacli.serve.errors import StorageFullError
+from llamacli.serve.http import batches
 from llamacli.serve.http.batches import split_lines
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
+from llamacli.serve.store import Store
 
 pytest.importorskip("python_multipart")
 
@@ -80,6 +84,27 @@ def test_batch_with_broken_lines(client, fake) -> None:
     assert "there twice" in twice["error"]["message"]
     assert wrong["response"]["status_code"] == 400
     assert streams["error"]["param"] == "body.stream"
+
+
+def test_batch_waits_while_the_store_is_full(client, fake, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(batches, "_FULL_S", 0.0)
+    full = dict.fromkeys(("update", "add_result", "end_batch"), 3)
+
+    def fails_first(name: str, method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments, **options) -> None:
+            full[name] -= 1
+            if full[name] >= 0:
+                raise StorageFullError("the disk of the store is full")
+            method(*arguments, **options)
+
+        return call
+
+    for name in full:
+        monkeypatch.setattr(Store, name, fails_first(name, getattr(Store, name)))
+    batch = ended(client, begin(client, [line("r0"), line("r1")]))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+    assert max(full.values()) < 0
+    assert sum("waits" in record.message for record in caplog.records) <= 4
 
 
 def test_cancelled_batch_keeps_its_results(client, fake) -> None:

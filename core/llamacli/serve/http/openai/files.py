@@ -205,11 +205,11 @@ async def batch(call: Call) -> None:
 async def cancel_batch(call: Call) -> None:
     """End a batch; the results so far become its files."""
     found = await _stored(call, "batch")
-    if call.server.jobs.get(found.id) is None:
-        raise ConflictError(f"the batch {found.id} is {found.data['status']}")
     await call.server.jobs.cancel(found.id)
-    if (await _stored(call, "batch")).data["status"] in ("validating", "in_progress"):
-        await end_batch(call.server, found.id, call.owner, "cancelled")
+    found = await _stored(call, "batch")
+    if found.data["status"] not in ("validating", "in_progress"):
+        raise ConflictError(f"the batch {found.id} is {found.data['status']}")
+    await end_batch(call.server, found.id, call.owner, "cancelled")
     await call.respond((await _stored(call, "batch")).data)
 
 
