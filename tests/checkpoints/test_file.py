@@ -97,6 +97,7 @@ def test_wrong_folders(tmp_path: Path, plugins: Plugins) -> None:
     ("field", "value", "texts"),
     [
         ("architectures", None, ("`architectures` is None",)),
+        ("architectures", [], ("`architectures` is []",)),
         ("num_hidden_layers", None, ("num_hidden_layers is missing",)),
         ("num_hidden_layers", "two", ("`n_layers` is 'two'", "expected int")),
         ("rope_scaling", {"type": "yarn", "factor": 2.0}, ("rope_scaling", "original_max_position_embeddings")),

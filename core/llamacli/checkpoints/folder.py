@@ -32,7 +32,7 @@ class Folder:
         self.raw = read_json(path / "config.json")
         inner: dict[str, Any] = next((self.raw[field] for field in _TEXT if isinstance(self.raw.get(field), dict)), {})
         self.config: dict[str, Any] = {**self.raw, **inner}
-        classes = self.raw.get("architectures") or inner.get("architectures")
+        classes = self.raw.get("architectures") or self.config.get("architectures")
         if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
             raise ModelFormatError(
                 f"{path}/config.json: `architectures` is {classes!r}, expected a list such as "
