@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from llamacli import ArrayFile, Config, InvalidRequestError, ModelFormatError, PluginError, TensorTable
-from llamacli.architecture import Params, sliding_layers
+from llamacli.architecture import sliding_layers
 from llamacli.gguf import Metadata
+from llamacli.tensor_table import Params
 
 KEYS = {
     "general.architecture": "a",

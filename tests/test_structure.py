@@ -35,6 +35,7 @@ LAYERS = [
     {"graph"},
     {"loaders"},
     {"checkpoints"},
+    {"tensor_table"},
     {"architecture"},
     {"parts"},
     {"blocks"},

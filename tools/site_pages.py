@@ -49,6 +49,7 @@ MODULES = (
     "llamacli.hub.repositories",
     "llamacli.hookspecs",
     "llamacli.architecture",
+    "llamacli.tensor_table",
     "llamacli.ops.base",
     "llamacli.ops.lowering",
     "llamacli.ops.activations",

@@ -5,8 +5,6 @@ One import a line: `from module import Name as Name`.
 
 from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
-from llamacli.architecture import TensorTable as TensorTable
-from llamacli.architecture import Weights as Weights
 from llamacli.chat.messages import Message as Message
 from llamacli.chat.messages import Piece as Piece
 from llamacli.chat.messages import ToolCall as ToolCall
@@ -54,6 +52,8 @@ from llamacli.model import load_tokenizer as load_tokenizer
 from llamacli.ops.rope import Rope as Rope
 from llamacli.sampling import SamplingParams as SamplingParams
 from llamacli.session import Session as Session
+from llamacli.tensor_table import TensorTable as TensorTable
+from llamacli.tensor_table import Weights as Weights
 from llamacli.tokenizer import Tokenizer as Tokenizer
 from llamacli.tools.diffusion import fill_masks as fill_masks
 from llamacli.tools.embedding import Embedder as Embedder

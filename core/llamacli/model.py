@@ -19,8 +19,6 @@ from llamacli.architecture import (
     BlockHeadArchitecture,
     Config,
     HeadArchitecture,
-    TensorTable,
-    Weights,
     trace,
     trace_block_head,
     trace_classifier,
@@ -54,6 +52,7 @@ from llamacli.loaders import LabelledFile, ModelFile, Progress, WatchedFile, ide
 from llamacli.parts import describe_parts
 from llamacli.plugins import Plugins, installed_plugins
 from llamacli.quantization import TensorType
+from llamacli.tensor_table import TensorTable, Weights
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.util.asynchronous import in_threads
 from llamacli.util.foreign_names import explain_names

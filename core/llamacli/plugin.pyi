@@ -9,9 +9,9 @@ from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
 from llamacli.architecture import BlockHeadArchitecture as BlockHeadArchitecture
 from llamacli.architecture import HeadArchitecture as HeadArchitecture
-from llamacli.architecture import Params as Params
-from llamacli.architecture import TensorTable as TensorTable
-from llamacli.architecture import Weights as Weights
+from llamacli.tensor_table import Params as Params
+from llamacli.tensor_table import TensorTable as TensorTable
+from llamacli.tensor_table import Weights as Weights
 from llamacli.architecture import sliding_layers as sliding_layers
 from llamacli.gguf import Metadata as Metadata
 from llamacli.graph import Graph as Graph

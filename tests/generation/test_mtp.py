@@ -24,7 +24,7 @@ from llamacli import (
     PluginError,
     load_model,
 )
-from llamacli.architecture import Architecture, Params, Weights, trace_nextn
+from llamacli.architecture import Architecture, trace_nextn
 from llamacli.engine import Chunk, Engine, Span, default_engine, evaluate
 from llamacli.engine.heads import nextn_head
 from llamacli.generation import mtp
@@ -34,6 +34,7 @@ from llamacli.graph import Param, Tensor, Value
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.plugins import Plugins
 from llamacli.quantization import dequantize
+from llamacli.tensor_table import Params, Weights
 from llamacli.testing import formulas
 
 HEADS: dict[str, dict[str, Any]] = {

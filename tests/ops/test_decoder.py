@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from llamacli import ArrayFile, Graph, PluginError, QuantMode, Value
-from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace
+from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
 from llamacli.kv import KVLayout, KVPool, KVSequence
+from llamacli.tensor_table import TensorTable, Weights
 from llamacli.testing import formulas
 
 N_VOCAB, WIDTH, HEAD = 20, 64, 16

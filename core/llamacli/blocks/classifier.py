@@ -6,10 +6,11 @@ row for each class. Files have both layers or one of them.
 
 from __future__ import annotations
 
-from llamacli.architecture import Config, TensorTable, Weights
+from llamacli.architecture import Config
 from llamacli.errors import ModelFormatError
 from llamacli.graph import Graph, Value
 from llamacli.ops.activations import Formula, tanh
+from llamacli.tensor_table import TensorTable, Weights
 
 
 def add_classifier(table: TensorTable, c: Config) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from llamacli.architecture import Architecture, Config, Params, TensorTable, Weights, sliding_layers
+from llamacli.architecture import Architecture, Config, sliding_layers
 from llamacli.blocks.mixture import Mixture
 from llamacli.blocks.nextn import add_nextn, nextn_input, nextn_logits
 from llamacli.errors import ModelFormatError
@@ -18,6 +18,7 @@ from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Param, Value
 from llamacli.ops.activations import Activation, Formula
 from llamacli.ops.rope import Rope
+from llamacli.tensor_table import Params, TensorTable, Weights
 
 Output = Literal["required", "optional", "none"]
 

@@ -10,12 +10,13 @@ from typing import Any, Self
 
 import attrs
 
-from llamacli.architecture import Config, Params, TensorTable
+from llamacli.architecture import Config
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Value
 from llamacli.ops.activations import Activation, Formula
 from llamacli.ops.moe import Scoring
+from llamacli.tensor_table import Params, TensorTable
 
 SHARED = "_shexp"
 """Suffix of the tensors of shared experts."""

@@ -8,8 +8,9 @@ norm, as in vLLM (since its pull request 45895) and SGLang. As in llama.cpp, a t
 
 from __future__ import annotations
 
-from llamacli.architecture import Config, Params, TensorTable, Weights
+from llamacli.architecture import Config
 from llamacli.graph import Graph, Param, Value
+from llamacli.tensor_table import Params, TensorTable, Weights
 
 
 def add_nextn(block: TensorTable, c: Config) -> None:

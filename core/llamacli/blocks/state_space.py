@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import attrs
 
-from llamacli.architecture import Params, TensorTable
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, Value
 from llamacli.ops.activations import exp, silu, softplus
+from llamacli.tensor_table import Params, TensorTable
 
 _MAX_WIDTH = 1 << 22
 

@@ -11,12 +11,12 @@ from typing import Any, Literal, Self
 
 import attrs
 
-from llamacli.architecture import Params, TensorTable, Weights
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata
 from llamacli.graph import Graph, KeyValues, Param, Value
 from llamacli.ops.activations import Formula, gelu, gelu_quick, silu
 from llamacli.ops.rope import Rope
+from llamacli.tensor_table import Params, TensorTable, Weights
 
 MAX_SIDE = 1 << 14
 """Largest side of a tile that a file may ask for, in pixels."""

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import Architecture, TensorTable, Weights, trace
+from llamacli.architecture import Architecture, trace
 from llamacli.blocks.vision import VisionConfig
 from llamacli.engine import Engine, Program, QuantMode, Span
 from llamacli.errors import ClosedError, ModelFormatError, PluginError, plugin_errors
@@ -33,6 +33,7 @@ from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
 from llamacli.media.pictures import Picture, Pixels, digest, unfolded
 from llamacli.quantization import TensorType, dequantize
+from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.locking import fork_safe
 
 Rows = npt.NDArray[np.float32]

@@ -15,11 +15,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace, trace_classifier, trace_nextn
+from llamacli.architecture import Architecture, Config, trace, trace_classifier, trace_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
 from llamacli.quantization import TensorType
+from llamacli.tensor_table import TensorTable, Weights
 from llamacli.testing.conformance import ConformanceError
 from llamacli.testing.tiny import TinyModel
 

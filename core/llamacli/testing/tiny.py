@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.architecture import Architecture, Config, TensorTable, Weights, trace
+from llamacli.architecture import Architecture, Config, trace
 from llamacli.engine import Engine, Program, QuantMode, ReferenceEngine
 from llamacli.engine.native import NativeEngine
 from llamacli.errors import PluginError
@@ -33,6 +33,7 @@ from llamacli.media.encoder import LoadedEncoder, MediaEncoder, RecordedEncoder,
 from llamacli.model import Model, load_model
 from llamacli.plugins import Plugins
 from llamacli.quantization.tensor_types import TensorType, nbytes
+from llamacli.tensor_table import TensorTable, Weights
 from llamacli.testing.models import write_model
 from llamacli.testing.tiny_media import PICTURES, Rows, drawn, embeddings, write_mmproj
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
