@@ -37,10 +37,9 @@ def first_variants(names: Iterable[str]) -> set[str]:
     return set(first.values())
 
 
-def quick_first(names: Collection[str]) -> list[Any]:
-    """Parameters for each variant: the first of each architecture is not slow."""
-    first = first_variants(names)
-    return [name if name in first else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def slow_but(quick: Collection[str], names: Iterable[str]) -> list[Any]:
+    """Parameters for each variant, as slow but for some."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from llamacli.chat import isolation
+from llamacli.testing.parametrize import Check
 from llamacli.util.folders import user_folder
 from paths import add_plugin_paths
 
@@ -40,6 +41,23 @@ for name, n_examples in (("full", 100), ("long", 100), ("test", 100 // FIFTH), (
     hypothesis.settings.register_profile(name, deadline=None, max_examples=n_examples)
 hypothesis.settings.load_profile(PROFILE)
 
+
+REPRESENTATIVES = {
+    "apertus": "apertus", "bert": "bert", "gemma3n": "gemma3n", "graniteswitch": "graniteswitch", "grok": "grok",
+    "hy_v4": "hy_v4", "kimi_linear": "kimi-linear", "llama4": "llama4", "mha": "llama", "minimax_m3_mqa": "minimax-m3",
+    "mpt": "mpt", "qwen35moe_nextn": "qwen35moe", "rwkv6qwen2": "rwkv6qwen2", "rwkv7": "rwkv7",
+    "smallthinker": "smallthinker", "t5": "t5",
+}  # fmt: skip
+"""Tiny models, and their architectures, whose graphs have each verb with each of its flags (`test_suite.py`).
+
+They stand for all in tests of the core; with the others these are slow.
+"""
+
+OWN = {"tables", "keys", "tensors", "declarations", "parameters"}
+"""Checks of what an architecture's own code may have wrong, which none stands for; results are compared by goldens."""
+
+KV_TYPES = ["f32", "f16", "q8_0", ("q8_0", "q4_1")]
+"""Cache types whose attention `make test` compiles, seconds for each; with others, tests on kernels are slow."""
 
 STRIDE = FIFTH if PROFILE in ("quick", "test") else 1
 """Step through the instants or offsets of a test marked `deep`."""
@@ -108,14 +126,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that start something; choose the cases of the quick profile."""
+    """Mark tests that start something, and what others stand for; choose the cases of the quick profile."""
     for item in items:
+        if _is_stood_for(**getattr(getattr(item, "callspec", None), "params", {})) and "/kv" not in item.nodeid:
+            item.add_marker("slow")
         if STARTING.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("medium")
     if PROFILE == "quick":
         kept = _quick(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+def _is_stood_for(check: Any = None, kv_type: Any = None, **_: Any) -> bool:
+    if isinstance(check, Check):
+        is_compiled_for_all = check.name == "cache_types"
+        stands_for_all = check.family.architecture.name in REPRESENTATIVES.values() and not is_compiled_for_all
+        return check.name not in OWN and not stands_for_all
+    return kv_type is not None and kv_type not in KV_TYPES
 
 
 def _quick(items: list[pytest.Item]) -> set[pytest.Item]:

@@ -7,7 +7,7 @@ import pytest
 
 import tiny_variants
 from adapters import write_adapter
-from conftest import SLOW_REFERENCE, quick_first
+from conftest import SLOW_REFERENCE, first_variants, slow_but
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
@@ -46,7 +46,7 @@ def test_vectors_match_llama_cpp(load, variant: str) -> None:
 
 
 @SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(tiny_variants.ENCODERS))
+@pytest.mark.parametrize("variant", slow_but(first_variants(tiny_variants.ENCODERS), tiny_variants.ENCODERS))
 def test_vectors_of_encoders_match_llama_cpp(load, variant: str) -> None:
     made = tiny_variants.ENCODERS[variant]
     if "type" not in made.options:
@@ -167,7 +167,7 @@ class TestClassifiers:
     """Heads of rerankers."""
 
     @SLOW_REFERENCE
-    @pytest.mark.parametrize("variant", quick_first(tiny_variants.CLASSIFIERS))
+    @pytest.mark.parametrize("variant", slow_but(first_variants(tiny_variants.CLASSIFIERS), tiny_variants.CLASSIFIERS))
     def test_scores_match_llama_cpp(self, load, variant: str) -> None:
         expected = np.load(embeddings.CLASSIFIERS_GOLDEN)[f"{variant}-rank"]
         embedder = load(variant)
