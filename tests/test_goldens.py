@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf, first_variants, slow_but
+from conftest import LoadTiny, TinyGguf, first_variants
 from llamacli import Model, Session, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
 from oracle.goldens import DIRECTORY, ENCODED, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
-from suite import REPRESENTATIVES
+from suite import REPRESENTATIVES, slow_but
 from tiny_variants import VARIANTS
 
 FLAT = {"afmoe_dense_first", "grok_2", "muse_glimmer_capped"}
@@ -71,14 +71,12 @@ def test_goldens_match_the_files(family: str, tiny_gguf: TinyGguf) -> None:
     assert not changed, "the writer of these files changed: record the goldens again"
 
 
-@SLOW_REFERENCE
 @pytest.mark.every_case
 @pytest.mark.parametrize("variant", slow_but(first_variants(FLOAT32), EVERY))
 def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, FLOAT32))
 def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, model = Golden.load(variant), load_tiny(variant)
@@ -87,7 +85,6 @@ def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -
     check_greedy(golden, greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY), gap=1e-3, least=least)
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, EVERY))
 def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
@@ -96,7 +93,6 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     check_top1(golden, logits, gap=0.3 * logits.std(), least=least)  # three times what CLOSE allows for
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, EVERY))
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import TinyGguf, slow_but
+from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import Chunk, Engine, ReferenceEngine, default_engine, evaluate
 from llamacli.engine.cutting import cut, cut_points
@@ -19,7 +19,7 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.plugins import Plugins
 from local_stages import LocalStages
-from suite import REPRESENTATIVES
+from suite import REPRESENTATIVES, slow_but
 from tiny_variants import ENCODERS, VARIANTS
 
 TOKENS = [(7 * i + 3) % 90 for i in range(70)]

@@ -5,7 +5,7 @@ import gc
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from llamacli.chat import isolation
+from llamacli.engine import ReferenceEngine
 from llamacli.testing.parametrize import Check
 from llamacli.util.folders import user_folder
 from paths import add_plugin_paths
@@ -56,7 +57,7 @@ They stand for all in tests of the core; with the others these are slow.
 OWN = {"tables", "keys", "tensors", "declarations", "parameters"}
 """Checks of what an architecture's own code may have wrong, which none stands for; results are compared by goldens."""
 
-KV_TYPES = ["f32", "f16", "q8_0", ("q8_0", "q4_1")]
+KV_TYPES = ["f32", "f16", "q8_0"]
 """Cache types whose attention `make test` compiles, seconds for each; with others, tests on kernels are slow."""
 
 STRIDE = FIFTH if PROFILE in ("quick", "test") else 1
@@ -67,6 +68,11 @@ def examples(n: int, **options: Any) -> hypothesis.settings:
     """Settings of a Hypothesis test with `n` examples in the full profile."""
     n_tried = {"quick": min(n // FIFTH, TEN), "test": n // FIFTH}.get(PROFILE, n)
     return hypothesis.settings(max_examples=max(1, n_tried), **options)
+
+
+def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters that are slow, but for some."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def pairwise(*axes: Iterable[Any]) -> list[Any]:
@@ -128,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that start something, and what others stand for; choose the cases of the quick profile."""
     for item in items:
-        if _is_stood_for(**getattr(getattr(item, "callspec", None), "params", {})) and "/kv" not in item.nodeid:
+        if PROFILE != "quick" and _is_stood_for(item.nodeid, getattr(getattr(item, "callspec", None), "params", {})):
             item.add_marker("slow")
         if STARTING.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("medium")
@@ -138,12 +144,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
-def _is_stood_for(check: Any = None, kv_type: Any = None, **_: Any) -> bool:
-    if isinstance(check, Check):
-        is_compiled_for_all = check.name == "cache_types"
-        stands_for_all = check.family.architecture.name in REPRESENTATIVES.values() and not is_compiled_for_all
-        return check.name not in OWN and not stands_for_all
-    return kv_type is not None and kv_type not in KV_TYPES
+def _is_stood_for(file: str, params: Mapping[str, Any]) -> bool:
+    check, kv_type = params.get("check"), params.get("kv_type", KV_TYPES[0])
+    if isinstance(check, Check) and check.name not in OWN:
+        return check.name == "cache_types" or check.family.architecture.name not in REPRESENTATIVES.values()
+    if params.get("engine") is ReferenceEngine and not file.startswith(("tests/ops", "tests/engine")):
+        return True
+    return kv_type not in KV_TYPES and not file.startswith(("tests/kv", "tests/kernels/kv_types"))
 
 
 def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
