@@ -5,6 +5,7 @@ import itertools
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import attrs
@@ -111,6 +112,16 @@ def test_calls_are_counted() -> None:
         [abs(i) for i in range(10)]
     with pytest.raises(AssertionError), suite.calls_at_most(20):
         [abs(i) for i in range(30)]
+
+
+@pytest.mark.medium
+def test_a_file_that_starts_many_processes_fails(request: pytest.FixtureRequest, monkeypatch) -> None:
+    monkeypatch.setattr(suite, "_starts", Counter({request.node.nodeid.partition("::")[0]: suite.MAX_STARTS}))
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    call = suite.pytest_runtest_call(request.node)
+    next(call)
+    with pytest.raises(AssertionError, match="start more than"):
+        next(call)
 
 
 @pytest.mark.skipif(suite.PROFILE != "quick", reason="other profiles start processes and servers")
