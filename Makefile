@@ -38,7 +38,7 @@ test-all: test-bounds docs test-examples test-ray test-browser
 	rm -f $(VENV)/.installed-test  # litellm holds huggingface_hub back: the next make test installs it again
 	$(FUZZ) --minutes 0.03
 	$(MIX) --seconds 30
-	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis"
+	LLAMACLI_TEST_PROFILE=full $(PYTEST) -m "slow or deep or hypothesis" -k "not (test_architecture and memory)"
 
 # The web page in Chromium, which is installed where it is missing and apt-get can do so; else the tests skip.
 CHROMIUM := chromium chromium-driver
@@ -69,10 +69,14 @@ day: $(VENV)/.installed-test
 KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_cached.py tests/kernels/test_linear.py \
            tests/kernels/test_tiles.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
            tests/sampling tests/tools/test_embedding.py
-GUARDED := $(KERNELS) tests/branches tests/media tests/test_goldens.py tests/session plugins
+GUARDED := $(KERNELS) tests/branches tests/media tests/test_goldens.py tests/session
+# In the place of the checks "memory", which start two processes for each architecture.
+ARCHITECTURES := -k "test_architecture and (mode_auto or pieces) and not others" plugins
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(KERNELS)
+	$(PYTEST) -p llamacli.testing.guarded --guard=end $(ARCHITECTURES)
+	$(PYTEST) -p llamacli.testing.guarded --guard=start $(ARCHITECTURES)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
 # Objects and memory with marks before and behind them, what is freed or new filled with bytes that no one wrote; then

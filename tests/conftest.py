@@ -1,6 +1,6 @@
 """Fixtures of the core's tests."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,6 @@ TinyGguf = Callable[..., Path]
 LoadTiny = Callable[..., Model]
 
 
-SLOW_REFERENCE = pytest.mark.parametrize(
-    "engine",
-    [pytest.param(ReferenceEngine, id="reference", marks=pytest.mark.slow), pytest.param(default_engine, id="default")],
-    indirect=True,
-)
-"""Run a test with every engine, but leave the reference engine to `make test-all`."""
-
-
 def first_variants(names: Iterable[str]) -> set[str]:
     """First variant of each architecture among some of `tiny_variants`."""
     every = tiny_variants.VARIANTS | tiny_variants.ENCODERS | tiny_variants.CLASSIFIERS
@@ -35,12 +27,6 @@ def first_variants(names: Iterable[str]) -> set[str]:
     for name in names:
         first.setdefault((every[name].write, every[name].options.get("architecture")), name)
     return set(first.values())
-
-
-def quick_first(names: Collection[str]) -> list[Any]:
-    """Parameters for each variant: the first of each architecture is not slow."""
-    first = first_variants(names)
-    return [name if name in first else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)

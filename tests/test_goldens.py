@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf, first_variants, quick_first
+from conftest import LoadTiny, TinyGguf, first_variants
 from llamacli import Model, Session, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
 from oracle.goldens import DIRECTORY, ENCODED, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
+from suite import REPRESENTATIVES, slow_but
 from tiny_variants import VARIANTS
 
 FLAT = {"afmoe_dense_first", "grok_2", "muse_glimmer_capped"}
@@ -22,16 +23,6 @@ CLOSE = 5e-3
 FLOAT32 = [name for name, variant in VARIANTS.items() if "type" not in variant.options]
 QUANTIZED = [name for name in VARIANTS if name not in FLOAT32]
 EVERY = [*FLOAT32, *QUANTIZED]
-
-
-FIRST_FLOAT32 = first_variants(FLOAT32)
-FIRST_OF_A_TYPE = {VARIANTS[name].options["type"]: name for name in reversed(QUANTIZED)}.values()
-QUICK_FP32 = {
-    **dict.fromkeys(QUANTIZED, pytest.mark.slow),
-    **dict.fromkeys((*FLOAT32, *FIRST_OF_A_TYPE), pytest.mark.medium),
-    **dict.fromkeys(FIRST_FLOAT32, ()),
-}
-"""Marks: the first variant of each architecture is quick, types and other float32 variants are left to `make test`."""
 
 
 def begun(model: Model) -> Session:
@@ -72,6 +63,7 @@ def check_greedy(golden: Golden, ids: list[int], gap: float, least: int = 10) ->
     assert ids[:n] == golden.greedy[:n].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted({variant.family for variant in VARIANTS.values()}))
 def test_goldens_match_the_files(family: str, tiny_gguf: TinyGguf) -> None:
     names = [name for name in VARIANTS if VARIANTS[name].family == family]
@@ -79,15 +71,13 @@ def test_goldens_match_the_files(family: str, tiny_gguf: TinyGguf) -> None:
     assert not changed, "the writer of these files changed: record the goldens again"
 
 
-@SLOW_REFERENCE
 @pytest.mark.every_case
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=marks) for name, marks in QUICK_FP32.items()])
+@pytest.mark.parametrize("variant", slow_but(first_variants(FLOAT32), EVERY))
 def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(FLOAT32))
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, FLOAT32))
 def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, model = Golden.load(variant), load_tiny(variant)
     least = 0 if variant in FLAT else 10
@@ -95,8 +85,7 @@ def test_fp32_greedy_tokens_match_llama_cpp(variant: str, load_tiny: LoadTiny) -
     check_greedy(golden, greedy(model, TOKENS[:N_PROMPT].tolist(), N_GREEDY), gap=1e-3, least=least)
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(EVERY))
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, EVERY))
 def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
     check_close(golden, logits)
@@ -104,8 +93,7 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     check_top1(golden, logits, gap=0.3 * logits.std(), least=least)  # three times what CLOSE allows for
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(EVERY))
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, EVERY))
 def test_single_tokens_and_batches_are_bit_equal(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant, "auto")
     whole = all_logits(model)

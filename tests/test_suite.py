@@ -5,11 +5,18 @@ import itertools
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import attrs
 import pytest
 
 import suite
+import tiny_variants
+from conftest import TinyGguf, first_variants
+from llamacli.gguf import open_gguf
+from llamacli.plugins import Plugins
+from llamacli.testing.tiny import TinyModel
 
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
 
@@ -40,6 +47,27 @@ def test_pairwise_covers_each_pair_and_leaves_the_rest_to_slow() -> None:
     for one, other in itertools.combinations(range(3), 2):
         pairs = {(values[one], values[other]) for values in chosen}
         assert pairs == set(itertools.product(axes[one], axes[other]))
+
+
+def features(tiny: TinyModel) -> set[tuple[object, ...]]:
+    """Verbs of a graph, their flags, and what the whole graph is."""
+    graph = tiny.recorded()[3]
+    fields = {(type(op), name, value) for op in graph.ops for name, value in attrs.asdict(op, recurse=False).items()}
+    flags = {field for field in fields if isinstance(field[2], bool | str | None)}
+    return {(type(op),) for op in graph.ops} | flags | {(graph.needs_whole_input, graph.n_encoder > 0)}
+
+
+@pytest.mark.slow
+def test_representatives_have_every_verb_and_flag(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    found = dict[str, set[tuple[object, ...]]]()
+    every = tiny_variants.VARIANTS | tiny_variants.ENCODERS | tiny_variants.CLASSIFIERS
+    for name in first_variants(every) | {*suite.REPRESENTATIVES}:
+        path = tiny_gguf(name)
+        architecture = plugins.architecture(open_gguf(path).metadata["general.architecture"])
+        found[name] = features(TinyModel(architecture, name, path, None))
+        assert suite.REPRESENTATIVES.get(name, architecture.name) == architecture.name
+    represented = set().union(*(found[name] for name in suite.REPRESENTATIVES))
+    assert {name: missing for name in found if (missing := found[name] - represented)} == {}
 
 
 def test_all_failed_cases_are_listed() -> None:
@@ -84,6 +112,16 @@ def test_calls_are_counted() -> None:
         [abs(i) for i in range(10)]
     with pytest.raises(AssertionError), suite.calls_at_most(20):
         [abs(i) for i in range(30)]
+
+
+@pytest.mark.medium
+def test_a_file_that_starts_many_processes_fails(request: pytest.FixtureRequest, monkeypatch) -> None:
+    monkeypatch.setattr(suite, "_starts", Counter({request.node.nodeid.partition("::")[0]: suite.MAX_STARTS}))
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    call = suite.pytest_runtest_call(request.node)
+    next(call)
+    with pytest.raises(AssertionError, match="start more than"):
+        next(call)
 
 
 @pytest.mark.skipif(suite.PROFILE != "quick", reason="other profiles start processes and servers")

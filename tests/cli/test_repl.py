@@ -17,6 +17,7 @@ import pytest
 
 from llamacli.testing.chats import CHATML
 from mcp_files import write_mcp_file, write_sdk_file
+from suite import slow_but
 from tiny_chat import chat_keys
 
 TIMEOUT_S = 20
@@ -198,7 +199,7 @@ def test_ctrl_c_stops_reply_and_typed_line(talk) -> None:
     assert terminal.exit() == 0
 
 
-@pytest.mark.parametrize("command", ["/exit", "/bye", "/quit", "exit", "quit"])
+@pytest.mark.parametrize("command", slow_but(["/exit"], ["/exit", "/bye", "/quit", "exit", "quit"]))
 def test_exit_commands(command: str, talk) -> None:
     terminal = talk()
     terminal.press(f"{command}\r")

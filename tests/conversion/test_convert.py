@@ -22,6 +22,7 @@ from llamacli.kernels.encoding import encode
 from llamacli.kernels.team import Team
 from llamacli.quantization import BLOCK_FORMATS, FORMATS, QuantFormat, TensorType
 from llamacli.testing import formulas
+from suite import slow_but
 
 OWN_KEYS = {"general.file_type", "general.quantization_version"}
 WIDE = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512}
@@ -37,8 +38,8 @@ BITS = {
 WITH_IMATRIX = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
 """File types that need an importance matrix."""
 
-LONG_SEARCHES = ("IQ3_M", "IQ3_XS", "IQ2_M", "IQ1_M", "IQ1_S")
-"""File types whose grids take long to search, and whose tensor types others have too or tests of kernels cover."""
+QUICK = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M", "IQ4_NL", "MXFP4_MOE")
+"""One file type of each kind of quantizer; the others take long to search, or are as these."""
 
 
 @pytest.fixture
@@ -69,9 +70,7 @@ def raw_metadata(file: GGUFFile) -> dict[str, bytes]:
     return {key: file.pair(key) for key in file.metadata if key not in OWN_KEYS and not key.startswith("split.")}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG_SEARCHES)) for name in FILE_TYPES]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, FILE_TYPES))
 def test_every_type(name: str, model: Path, tmp_path: Path) -> None:
     imatrix = importance(model) if name in WITH_IMATRIX else None
     with open_gguf(model) as before, converted(model, tmp_path / "out.gguf", name, imatrix=imatrix) as after:
@@ -370,7 +369,7 @@ def test_tensors_without_entry_are_listed(model: Path) -> None:
     assert names == {name for name in importance(model).entries if name not in some.entries}
 
 
-@pytest.mark.parametrize("name", ["Q4_K_M", "Q8_0", "Q5_1", "IQ4_XS", "IQ2_XXS"])
+@pytest.mark.parametrize("name", slow_but(["Q4_K_M"], ["Q4_K_M", "Q8_0", "Q5_1", "IQ4_XS", "IQ2_XXS"]))
 def test_weights_lower_the_weighted_error_of_each_matrix(name: str, model: Path, tmp_path: Path) -> None:
     matrix = importance(model, spread=1.5)
     equal = importance(model) if name in WITH_IMATRIX else None

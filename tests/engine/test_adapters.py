@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters import CASES, write_adapter
-from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf
+from conftest import LoadTiny, TinyGguf
 from gguf import GGMLQuantizationType as Type
 from llamacli import InvalidRequestError, Model, ModelFormatError, load_model
 from llamacli.engine import Engine, default_engine
@@ -31,7 +31,6 @@ def logits(model: Model, adapters: list[tuple[Adapter, float]]) -> np.ndarray:
         return session.eval(TOKENS.tolist(), all_logits=True)[POSITIONS]
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("name", NAMES)
 def test_adapted_models_match_llama_cpp(name: str, tiny_gguf: TinyGguf, load_tiny: LoadTiny, tmp_path: Path) -> None:
     case, path = CASES[name], tiny_gguf(CASES[name].variant)
@@ -56,7 +55,6 @@ def _plain(values: Any) -> list[Any]:
     return list(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", ["deepseek2", "deepseek2_legacy", "rwkv7"])
 def test_adapters_equal_merged_weights(
     variant: str, tiny_gguf: TinyGguf, load_tiny: LoadTiny, engine: Engine, plugins: Plugins, tmp_path: Path

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import TinyGguf, first_variants
+from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import Chunk, Engine, ReferenceEngine, default_engine, evaluate
 from llamacli.engine.cutting import cut, cut_points
@@ -19,10 +19,9 @@ from llamacli.errors import InvalidRequestError
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.plugins import Plugins
 from local_stages import LocalStages
+from suite import REPRESENTATIVES, slow_but
 from tiny_variants import ENCODERS, VARIANTS
 
-FIRST = first_variants(VARIANTS)
-EVERY = [pytest.param(name, marks=pytest.mark.medium if name in FIRST else pytest.mark.slow) for name in VARIANTS]
 TOKENS = [(7 * i + 3) % 90 for i in range(70)]
 
 
@@ -51,7 +50,8 @@ def results(model: Model) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("variant", EVERY)
+@pytest.mark.medium
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, VARIANTS))
 def test_bits_are_those_of_one_process(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     with both(tiny_gguf(variant), plugins) as (whole, divided):
         if whole.program.needs_whole_input:
@@ -62,7 +62,7 @@ def test_bits_are_those_of_one_process(variant: str, tiny_gguf: TinyGguf, plugin
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("variant", ENCODERS)
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, ENCODERS))
 def test_encoders_give_equal_rows(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     with both(tiny_gguf(variant), plugins) as (whole, divided):
         found, expected = (embeddings(model) for model in (divided, whole))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SLOW_REFERENCE, LoadTiny
+from conftest import LoadTiny
 from llamacli import ContextOverflowError, InvalidRequestError, Model, SamplingParams
 from sessions import RANDOM
 
@@ -16,7 +16,6 @@ def model(load_tiny: LoadTiny) -> Model:
     return load_tiny("gqa", tokenizer="spm", context_length=64)
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("n_parallel", [1, 3, 16])
 @pytest.mark.parametrize("params", [None, RANDOM, SamplingParams(temperature=1.5, repeat_penalty=1.3, stop=["e", "o"])])
 @pytest.mark.parametrize("max_tokens", [5, 80])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llamacli.kernels.catalog as catalog_module
-from conftest import TinyGguf, first_variants
+from conftest import TinyGguf
 from llamacli import load_model
 from llamacli.engine.catalog import _steps_of, catalog
 from llamacli.engine.examples import op_classes
@@ -17,6 +17,7 @@ from llamacli.kernels.team import Team
 from llamacli.plugins import ARCHITECTURES, GENERAL, Plugins
 from paths import is_of_this_project
 from random_graphs import MAKERS, random_example
+from suite import REPRESENTATIVES
 from tiny_variants import ENCODERS, VARIANTS
 
 SOURCES = sorted(Path(catalog_module.__file__).parent.glob("*.py"))
@@ -162,8 +163,8 @@ def check_listed(names: Iterable[str], tiny_gguf: TinyGguf, plugins: Plugins, mo
 
 
 @pytest.mark.medium
-def test_kernels_of_every_architecture_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
-    check_listed(first_variants(VARIANTS | ENCODERS), tiny_gguf, plugins, monkeypatch)
+def test_kernels_of_architectures_are_listed(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch) -> None:
+    check_listed(REPRESENTATIVES, tiny_gguf, plugins, monkeypatch)
 
 
 @pytest.mark.slow

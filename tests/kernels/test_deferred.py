@@ -39,15 +39,20 @@ def test_modules_of_kernels_import_no_numba_until_it_is_needed() -> None:
 
 
 @pytest.mark.medium
-def test_names_are_numbas_own_where_kernels_are_python_code() -> None:
+def test_functions_are_python_code_where_numba_compiles_nothing() -> None:
     program = """
-import numba
-from llamacli.kernels.deferred import carray, njit
+import sys
+from llamacli.kernels.deferred import carray, njit, register_jitable
 def double(x): return 2 * x
-print(njit is numba.njit, carray is numba.carray, njit(double) is double)
+print(njit(double) is double, njit(inline="always")(double) is double, register_jitable(double) is double)
+import llamacli.session, llamacli.model
+print("numba" in sys.modules)
+import numba, numpy as np
+x = np.arange(6, dtype=np.float32)
+print(numba.njit(double) is double, carray(x.ctypes.data_as(__import__("ctypes").c_void_p), (2, 3), np.float32)[1, 2])
 """
     done = run(program, NUMBA_DISABLE_JIT="1")
-    assert done.stdout == "True True True\n", done.stderr
+    assert done.stdout == "True True True\nFalse\nTrue 5.0\n", done.stderr
 
 
 def test_attributes_and_calls_are_made_once_and_late() -> None:

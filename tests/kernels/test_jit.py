@@ -21,6 +21,7 @@ from platformdirs.unix import Unix
 
 import tiny_llama
 from llamacli.kernels import jit
+from suite import slow_but
 
 SIGNATURE = "int64(int64)"
 
@@ -404,7 +405,7 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("state", ["whole", "damaged", "empty"])
+@pytest.mark.parametrize("state", slow_but(["damaged"], ["whole", "damaged", "empty"]))
 def test_a_read_only_folder(state, binding, tmp_path) -> None:
     """Load kernels that are there; compile the others, with one warning."""
     folder = tmp_path / "cache"

@@ -16,6 +16,7 @@ from conftest import LoadTiny
 from llamacli import Model, OutOfMemoryError, SamplingParams, StateError
 from llamacli.kv import FileData, KVLayout, KVPool, KVSequence, KVSpec, snapshot
 from llamacli.session import Session
+from suite import slow_but
 
 LONG = np.random.RandomState(7).randint(0, 128, 100).tolist()
 RANDOM = SamplingParams(temperature=1.0, top_k=40)
@@ -36,7 +37,7 @@ def draw(session: Session) -> list[int]:
     return [token.id for token in session.generate([], RANDOM, max_tokens=12)]
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", ("q8_0", "q4_1")], ids=str)
+@pytest.mark.parametrize("kv_type", slow_but(["f32", "f16"], ["f32", "f16", ("q8_0", "q4_1")]), ids=str)
 def test_restored_session_generates_the_same_bits(kv_type: object, model: Model, tmp_path: Path) -> None:
     session = started(model, kv_type=kv_type)
     draw(session)

@@ -53,7 +53,7 @@ def test_batches_of_a_long_prompt_hand_the_state_on(hybrid: Model, monkeypatch: 
     np.testing.assert_array_equal(session.logits, whole)
 
 
-@pytest.mark.parametrize("n", range(0, 31, 3))
+@pytest.mark.parametrize("n", [0, 1, 12, 17, 24, 27, 30])
 def test_rewind_gives_what_a_new_session_gives(hybrid: Model, n: int) -> None:
     session = hybrid.create_session()
     session.eval(TOKENS[:12])

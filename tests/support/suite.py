@@ -5,7 +5,8 @@ import gc
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import hypothesis
 import pytest
 
 from llamacli.chat import isolation
+from llamacli.engine import ReferenceEngine
+from llamacli.testing.parametrize import Check
 from llamacli.util.folders import user_folder
 from paths import add_plugin_paths
 
@@ -41,6 +44,29 @@ for name, n_examples in (("full", 100), ("long", 100), ("test", 100 // FIFTH), (
 hypothesis.settings.load_profile(PROFILE)
 
 
+REPRESENTATIVES = {
+    "apertus": "apertus", "bert": "bert", "gemma3n": "gemma3n", "graniteswitch": "graniteswitch", "grok": "grok",
+    "hy_v4": "hy_v4", "kimi_linear": "kimi-linear", "llama4": "llama4", "mha": "llama", "minimax_m3_mqa": "minimax-m3",
+    "mpt": "mpt", "qwen35moe_nextn": "qwen35moe", "rwkv6qwen2": "rwkv6qwen2", "rwkv7": "rwkv7",
+    "smallthinker": "smallthinker", "t5": "t5",
+}  # fmt: skip
+"""Tiny models, and their architectures, whose graphs have each verb with each of its flags (`test_suite.py`).
+
+They stand for all in tests of the core; with the others these are slow.
+"""
+
+OWN = {"tables", "keys", "tensors", "declarations", "parameters"}
+"""Checks of what an architecture's own code may have wrong, which none stands for; results are compared by goldens."""
+
+KV_TYPES = ["f32", "f16", "q8_0"]
+"""Cache types whose attention `make test` compiles, seconds for each; with others, tests on kernels are slow.
+
+`make test-bounds` has all, between forbidden pages.
+"""
+
+MAX_STARTS = 40
+"""Processes that the tests of a file may start without being slow: each takes a second or two."""
+
 STRIDE = FIFTH if PROFILE in ("quick", "test") else 1
 """Step through the instants or offsets of a test marked `deep`."""
 
@@ -49,6 +75,11 @@ def examples(n: int, **options: Any) -> hypothesis.settings:
     """Settings of a Hypothesis test with `n` examples in the full profile."""
     n_tried = {"quick": min(n // FIFTH, TEN), "test": n // FIFTH}.get(PROFILE, n)
     return hypothesis.settings(max_examples=max(1, n_tried), **options)
+
+
+def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters that are slow, but for some."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def pairwise(*axes: Iterable[Any]) -> list[Any]:
@@ -100,6 +131,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Share compiled kernels between workers, and with programs that tests start."""
     folder = os.environ.get("LLAMACLI_CACHE") or user_folder("cache") or config.rootpath / ".pytest_cache" / "llamacli"
     os.environ["LLAMACLI_CACHE"] = str(folder)
+    sys.addaudithook(_count_start)
     if hasattr(config, "workerinput"):
         _compile_once(Path(folder) / "locks")
     if PROFILE == "quick":
@@ -108,14 +140,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that start something; choose the cases of the quick profile."""
+    """Mark what starts something or is stood for; choose quick cases."""
     for item in items:
+        if PROFILE != "quick" and hasattr(item, "callspec") and _is_stood_for(item, item.callspec.params):
+            item.add_marker("slow")
         if STARTING.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("medium")
     if PROFILE == "quick":
         kept = _quick(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+def _is_stood_for(item: pytest.Item, params: Mapping[str, Any]) -> bool:
+    file, check, kv_type = item.nodeid, params.get("check"), params.get("kv_type", KV_TYPES[0])
+    if isinstance(check, Check) and check.name not in OWN:
+        return check.name == "cache_types" or check.family.architecture.name not in REPRESENTATIVES.values()
+    if params.get("engine") is ReferenceEngine and not file.startswith(("tests/ops", "tests/engine")):
+        return True
+    compiled = not file.startswith(("tests/kv", "tests/kernels/kv_types"))
+    return compiled and kv_type not in KV_TYPES and not item.config.pluginmanager.hasplugin("llamacli.testing.guarded")
 
 
 def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -142,6 +186,25 @@ def _nothing_starts() -> Iterator[None]:
         sys.addaudithook(refuse)
     yield
     active = False
+
+
+_starts = Counter[str]()
+"""Processes that tests have started, by file."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail where tests of a file start too many processes."""
+    yield
+    n, file = _starts.pop("", 0), item.nodeid.partition("::")[0]
+    if not item.get_closest_marker("slow"):
+        _starts[file] += n
+        assert not n or _starts[file] <= MAX_STARTS, f"tests of {file} start more than {MAX_STARTS} processes"
+
+
+def _count_start(event: str, _: object) -> None:
+    if event == "subprocess.Popen":
+        _starts[""] += 1
 
 
 def pytest_collection_finish() -> None:

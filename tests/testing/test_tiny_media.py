@@ -22,7 +22,7 @@ INERT = [pattern for module in MODULES for pattern in getattr(module, "INERT", (
 ENCODERS = [options["architecture"] for _, options, _ in MEDIA.values()]
 
 
-@parametrize_with_checks(ENCODERS, MEDIA, inert=INERT, brief=True, slow=pytest.mark.slow)
+@parametrize_with_checks(ENCODERS, MEDIA, inert=INERT, slow=pytest.mark.slow)
 def test_encoders(check: Check) -> None:
     check()
 

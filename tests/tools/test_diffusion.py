@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import tiny_variants
-from conftest import SLOW_REFERENCE, LoadTiny, TinyGguf, quick_first
+from conftest import LoadTiny, TinyGguf, first_variants
 from llamacli import EmbeddingModelError, InvalidRequestError, fill_masks
 from oracle.diffusion import BLOCK_LENGTH, CANVAS, GOLDEN, MASK, STEPS, VARIANTS
 from oracle.goldens import POSITIONS, TOKENS, nmse, sha256
+from suite import slow_but
 
 RECORDED = np.load(GOLDEN)
 
@@ -19,16 +20,14 @@ def test_goldens_match_the_files(tiny_gguf: TinyGguf) -> None:
     assert not changed, "the writer of these files changed: record the goldens again"
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(VARIANTS))
+@pytest.mark.parametrize("variant", slow_but(first_variants(VARIANTS), VARIANTS))
 def test_logits_match_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     exact, auto = (load_tiny(variant, mode).logits(TOKENS.tolist()) for mode in ("fp32", "auto"))
     assert nmse(RECORDED[f"{variant} exact"], exact[POSITIONS]) <= tiny_variants.ENCODERS[variant].exact
     assert nmse(RECORDED[f"{variant} logits"], auto[POSITIONS]) <= 5e-3
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(VARIANTS))
+@pytest.mark.parametrize("variant", slow_but(first_variants(VARIANTS), VARIANTS))
 def test_masks_are_filled_as_by_llama_cpps_logits(variant: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(variant)
     for name, options in (("whole", {"steps": STEPS}), ("blocks", {"steps": 9, "block_length": BLOCK_LENGTH})):

@@ -7,7 +7,7 @@ import pytest
 
 import tiny_variants
 from adapters import write_adapter
-from conftest import SLOW_REFERENCE, quick_first
+from conftest import first_variants
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
@@ -18,6 +18,7 @@ from llamacli.testing import formulas
 from llamacli.tools.embedding import Embedder, Pooling, load_embedder
 from oracle import embeddings
 from oracle.goldens import TOKENS
+from suite import slow_but
 
 
 @pytest.fixture
@@ -39,14 +40,12 @@ def check_vectors(embedder: Embedder, golden: Path, variant: str, bound: float) 
         assert formulas.nmse(found, expected) < bound, pooling
 
 
-@SLOW_REFERENCE
 @pytest.mark.parametrize("variant", embeddings.VARIANTS)
 def test_vectors_match_llama_cpp(load, variant: str) -> None:
     check_vectors(load(variant), embeddings.GOLDEN, variant, tiny_variants.VARIANTS[variant].exact)
 
 
-@SLOW_REFERENCE
-@pytest.mark.parametrize("variant", quick_first(tiny_variants.ENCODERS))
+@pytest.mark.parametrize("variant", slow_but(first_variants(tiny_variants.ENCODERS), tiny_variants.ENCODERS))
 def test_vectors_of_encoders_match_llama_cpp(load, variant: str) -> None:
     made = tiny_variants.ENCODERS[variant]
     if "type" not in made.options:
@@ -166,8 +165,7 @@ def test_errors(load) -> None:
 class TestClassifiers:
     """Heads of rerankers."""
 
-    @SLOW_REFERENCE
-    @pytest.mark.parametrize("variant", quick_first(tiny_variants.CLASSIFIERS))
+    @pytest.mark.parametrize("variant", slow_but(first_variants(tiny_variants.CLASSIFIERS), tiny_variants.CLASSIFIERS))
     def test_scores_match_llama_cpp(self, load, variant: str) -> None:
         expected = np.load(embeddings.CLASSIFIERS_GOLDEN)[f"{variant}-rank"]
         embedder = load(variant)

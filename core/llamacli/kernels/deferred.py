@@ -2,8 +2,8 @@
 
 Importing Numba takes longer than everything else that a short run does. So modules of kernels import its names from
 here: stand-ins, which stand for the names and for what calls of them would return, and do nothing before a kernel has
-to be compiled. `import_numba` then replaces them in all modules. Where NUMBA_DISABLE_JIT is set, kernels run as Python
-code, and the names are Numba's own.
+to be compiled. `import_numba` then replaces them in all modules. Where NUMBA_DISABLE_JIT is set, functions run as
+Python code, and decorators return them as Numba's own do then.
 """
 
 from __future__ import annotations
@@ -85,15 +85,19 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-if jit_disabled():
-    _root: Any = importlib.import_module("numba")
-    _extending: Any = importlib.import_module("numba.extending")
-else:
-    _root = Deferred(lambda: importlib.import_module("numba"))
-    _extending = Deferred(lambda: importlib.import_module("numba.extending"))
+def _as_is(function: Any = None, **_: Any) -> Any:
+    return function if callable(function) else lambda function: function
 
-types = _root.core.types
-njit: Any = _root.njit
+
+def _array(*arguments: Any) -> Any:
+    return importlib.import_module("numba").carray(*arguments)
+
+
+_root = Deferred(lambda: importlib.import_module("numba"))
+_extending = Deferred(lambda: importlib.import_module("numba.extending"))
+
+types, intrinsic = _root.core.types, _extending.intrinsic
+njit: Any = _as_is if jit_disabled() else _root.njit
 """Decorate a function that kernels call, as `numba.njit` does."""
-intrinsic, register_jitable = _extending.intrinsic, _extending.register_jitable
-carray: Any = _root.carray if jit_disabled() else Deferred(lambda: importlib.import_module(_ARRAYS).carray)
+register_jitable: Any = _as_is if jit_disabled() else _extending.register_jitable
+carray: Any = _array if jit_disabled() else Deferred(lambda: importlib.import_module(_ARRAYS).carray)

@@ -54,9 +54,6 @@ PROCESSES: dict[str, CheckFunction] = {"memory": result_checks.check_memory}
 """Checks that start a process."""
 
 
-BRIEF = {*FILES, "declarations", "parameters", "mode_fp32"}
-"""Checks of what an architecture's own code may have wrong; the others test the core with it."""
-
 N_SEEDS = 2
 """Random configurations of each model of transformers."""
 
@@ -142,7 +139,6 @@ def parametrize_with_checks(
     unread: Sequence[str] = (),
     transformers: Mapping[str, Sequence[HuggingFaceModel]] | None = None,
     slow: Any = (),
-    brief: bool = False,
 ) -> pytest.MarkDecorator:
     """Parametrize a test with the checks of architectures.
 
@@ -161,10 +157,10 @@ def parametrize_with_checks(
     and torch are installed.
 
     `slow` is a mark, or several, for checks that take longer: those of variants of other structure than the first,
-    those against transformers, and those that start a process. With `brief`, all others than `BRIEF` are slow.
+    those against transformers, and those that start a process.
     """
     params = [
-        pytest.param(check, id=check.id, marks=_marks(check, slow, brief))
+        pytest.param(check, id=check.id, marks=_marks(check, slow))
         for architecture in architectures
         for check in checks_of(
             architecture, variants, inert=inert, unread=unread,
@@ -174,9 +170,8 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", params)
 
 
-def _marks(check: Check, slow: Any, brief: bool) -> list[Any]:
+def _marks(check: Check, slow: Any) -> list[Any]:
     longer = check.scope == "others" or check.name in PROCESSES or check.name == "transformers"
-    longer = longer or (brief and check.name not in BRIEF)
     marks = list(slow if isinstance(slow, Sequence) else [slow]) if longer else []
     if check.name == "transformers" and not (find_spec("torch") and find_spec("transformers")):
         marks.append(pytest.mark.skip(reason="torch and transformers are not installed"))

@@ -48,7 +48,8 @@ KEYS: Mapping[str, Any] = {
 }  # fmt: skip
 """Keys of a tiny decoder, without the architecture's name in front."""
 
-_KEPT_MODELS = 6
+_KEPT_MODELS = 32
+"""Models that stay loaded: check by check, all variants of an architecture come again."""
 
 
 def write_architecture(

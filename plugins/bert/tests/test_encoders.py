@@ -10,6 +10,6 @@ from llamacli.testing.parametrize import Check
 from tiny_encoders import CLASSIFIERS, ENCODERS, INERT, MODELS
 
 
-@parametrize_with_checks(MODELS, ENCODERS | CLASSIFIERS, inert=INERT, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, ENCODERS | CLASSIFIERS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()

@@ -10,6 +10,6 @@ from llamacli.testing.parametrize import Check
 from tiny_kda import INERT, MODELS, VARIANTS
 
 
-@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow, brief=True, inert=INERT)
+@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow, inert=INERT)
 def test_architecture(check: Check) -> None:
     check()

@@ -10,6 +10,6 @@ from llamacli.testing.parametrize import Check
 from tiny_exaone_decoders import MODELS, VARIANTS
 
 
-@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, VARIANTS, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()

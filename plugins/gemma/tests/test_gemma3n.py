@@ -37,7 +37,7 @@ def load(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([Gemma3n()], VARIANTS)
+@parametrize_with_checks([Gemma3n()], VARIANTS, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

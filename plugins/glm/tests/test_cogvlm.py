@@ -17,7 +17,7 @@ from llamacli_glm.cogvlm import CogVlm
 from tiny_cogvlm import VARIANTS
 
 
-@parametrize_with_checks([CogVlm()], VARIANTS, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks([CogVlm()], VARIANTS, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

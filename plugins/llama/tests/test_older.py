@@ -10,6 +10,6 @@ from llamacli.testing.parametrize import Check
 from tiny_older import INERT, MODELS, VARIANTS
 
 
-@parametrize_with_checks(MODELS, VARIANTS, inert=INERT, slow=pytest.mark.slow, brief=True)
+@parametrize_with_checks(MODELS, VARIANTS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()

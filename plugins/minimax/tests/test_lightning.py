@@ -12,6 +12,6 @@ from llamacli_minimax.m3 import MiniMaxM3
 from tiny_lightning import INERT, VARIANTS
 
 
-@parametrize_with_checks([MiniMax01(), MiniMaxM3()], VARIANTS, slow=pytest.mark.slow, brief=True, inert=INERT)
+@parametrize_with_checks([MiniMax01(), MiniMaxM3()], VARIANTS, slow=pytest.mark.slow, inert=INERT)
 def test_architecture(check: Check) -> None:
     check()
