@@ -31,7 +31,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         option(
             "--spare-workers", metavar="HOST:PORT,...", type=_ADDRESSES,
-            help="Workers that replace others, which do not answer when the model is loaded.",
+            help="Workers that replace others, which do not answer or are lost.",
         ),
         option("--secret-file", type=PATH, help="File with the secret of the workers; only its owner may read it."),
         option(

@@ -18,6 +18,9 @@ from llamacli.util.system import usable_cores
 MOST_RUNNING = 32
 """Texts that run at once at most, unless `--max-running` is given."""
 
+MAX_LOST = 3
+"""Replicas or pipeline stages that a request may lose: it may be the reason."""
+
 _FEW_CORES = 4
 
 
