@@ -28,7 +28,7 @@ from llamacli.serve.requests import Failed, GenerationRequest, TextDelta, TokenL
 from llamacli.serve.settings import EngineSettings
 from llamacli.stages import messages
 from llamacli.stages.frames import Connection
-from llamacli.stages.link import StagedEngine, Workers
+from llamacli.stages.link import SpareList, StagedEngine, Workers
 from llamacli.stages.worker import Worker, listen
 
 SECRET = b"a secret of the tests"
@@ -134,7 +134,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_does_not_answer(
     with (
         served(path, plugins) as spare,
         load_model(path, plugins=plugins) as whole,
-        load(path, plugins, free[0], spares=[free[1], spare]) as divided,
+        load(path, plugins, free[0], spares=SpareList([free[1], spare])) as divided,
     ):
         np.testing.assert_array_equal(logits(divided), logits(whole))
     for gone, taken in ((free[0], free[1]), (free[1], spare)):

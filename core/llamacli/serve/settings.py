@@ -11,7 +11,7 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafters import MAX_DRAFT, checked_max_tokens
 from llamacli.kv import N_BATCH
-from llamacli.stages.link import Workers
+from llamacli.stages.link import WorkerSource
 from llamacli.tools.embedding import Pooling
 from llamacli.util.system import usable_cores
 
@@ -101,7 +101,7 @@ class EngineSettings:
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
-    workers: Workers | None = None
+    workers: WorkerSource | None = None
     pooling: Pooling | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

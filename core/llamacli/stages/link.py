@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -196,21 +197,42 @@ class WorkerLink:
             one.future.set_exception(StageError(str(error)))
 
 
+Address = tuple[str, int]
+
+
+class Spares(Protocol):
+    """Workers that replace others; its length is how many may be tried."""
+
+    def __len__(self) -> int: ...
+
+    def exchange(self, lost: Address) -> Address:
+        """Address of a worker in place of a lost one. Raises StageError for none."""
+
+
+class SpareList(deque[Address]):
+    """Addresses of spare workers; a lost one comes last, as it may be started again."""
+
+    def exchange(self, lost: Address) -> Address:
+        """See Spares."""
+        self.append(lost)
+        return self.popleft()
+
+
 class StagedEngine:
     """Engine that divides a model among this process and workers.
 
-    `addresses` are those of the workers, in the order of their layers; the next one of `spares` takes the place of a
-    worker that does not answer or is lost, and that one is a spare one then. `split` gives the shares of all nodes,
+    `addresses` are those of the workers, in the order of their layers; one of `spares` takes the place of a worker that
+    does not answer or is lost. `split` gives the shares of all nodes,
     this one first, by default what the memory and speed of each allow. `threads` and `load` are those of this process.
     """
 
     def __init__(
         self,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[Address],
         secret: bytes,
         *,
         threads: int | None = None,
-        spares: Sequence[tuple[str, int]] = (),
+        spares: Spares | None = None,
         split: Sequence[float] | None = None,
         load: LoadMode = LoadMode.AUTO,
         silence_s: float = SILENCE_S,
@@ -221,7 +243,8 @@ class StagedEngine:
                 f"the split has shares {list(split)}, expected {len(addresses) + 1} positive numbers: this process and "
                 f"{len(addresses)} workers"
             )
-        self._addresses, self._spares, self._secret, self._split = list(addresses), deque(spares), secret, split
+        self._addresses, self._secret, self._split = list(addresses), secret, split
+        self._spares: Spares = SpareList() if spares is None else spares
         self._threads, self._load, self._timeouts = threads, load, {"silence_s": silence_s, "batch_s": batch_s}
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
@@ -277,24 +300,35 @@ class StagedEngine:
                     self._take_spare(i, str(error))
 
     def _take_spare(self, i: int, reason: str) -> None:
-        self._spares.append(self._addresses[i])
-        self._addresses[i] = self._spares.popleft()  # perhaps the same, whose worker was started again
+        self._addresses[i] = self._spares.exchange(self._addresses[i])
         _log.warning("%s; worker %s:%d takes its place", reason, *self._addresses[i])
+
+
+class WorkerSource(Protocol):
+    """Workers of a server's model."""
+
+    def engine(self, threads: int | None, load: str) -> StagedEngine:
+        """Engine of a model that is divided among them. Raises LlamaCliError."""
 
 
 @attrs.frozen
 class Workers:
     """Addresses of workers, their secret, shares; see `StagedEngine`."""
 
-    addresses: tuple[tuple[str, int], ...]
+    addresses: tuple[Address, ...]
     secret: bytes = attrs.field(repr=False)
     split: tuple[float, ...] | None = None
-    spares: tuple[tuple[str, int], ...] = ()
+    spares: tuple[Address, ...] = ()
 
     def engine(self, threads: int | None, load: str) -> StagedEngine:
         """Engine of a model that is divided among them. Raises InvalidRequestError."""
         return StagedEngine(
-            self.addresses, self.secret, threads=threads, spares=self.spares, split=self.split, load=LoadMode(load)
+            self.addresses,
+            self.secret,
+            threads=threads,
+            spares=SpareList(self.spares),
+            split=self.split,
+            load=LoadMode(load),
         )
 
 
