@@ -133,6 +133,8 @@ def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]
 
 def main() -> None:
     """Measure and print."""
+    from llamacli.util.system import cpu_name
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--tokens", type=int, default=32)
@@ -153,7 +155,8 @@ def main() -> None:
     found: dict[str, Any] = {"peaks": share}
     for name, bound in bounds.items():
         ratio = statistics.median(divided[name] / alone[name] for alone, divided in turns)
-        found[name] = {"alone": median(0, name), "divided": median(1, name), "of the bound": ratio / bound}
+        measured = {"alone": median(0, name), "divided": median(1, name), "of the bound": ratio / bound}
+        found[name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
         print(
             f"{name}: {median(0, name):.1f} tokens/s alone, {median(1, name):.1f} divided, "
             f"{ratio / bound:.2f} of the bound"
@@ -171,7 +174,7 @@ def main() -> None:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         result = {
             "title": f"Simulated tokens per second of {given.file.stem} on several nodes",
-            "machine": f"simulated: nodes of one thread each; measured, in tokens a second of its time: {speeds}",
+            "machine": f"simulated: nodes of one thread of {cpu_name()}, tokens a second of its time: {speeds}",
             "date": time.strftime("%Y-%m-%d"),
             "commit": commit.stdout.strip(),
             "command": "benchmarks/pipeline.py",
