@@ -7,12 +7,16 @@ One process alone, with one thread, and this model divided in equal shares among
 loopback take turns. Prints memory (the peak of each, beside that of the process alone), tokens a second of generation,
 which one text cannot have in several stages at once, and of a prompt, whose batches are in both stages: of the process
 alone, divided, and in units of the bound (generation: as fast as alone; prompt: twice as fast, less the time in which
-the pipeline fills). Then simulates links of 1 and 10 Gbit/s and 2 to 8 nodes from these times.
+the pipeline fills). Then simulates links of 1 and 10 Gbit/s and 2 to 8 nodes, of one thread each, from the processor
+time of the process alone: layers divided (pipeline parallelism), and rows of each product divided (all-gather: each
+node sends its part of a vector to all others, four times a layer and once for the logits; no sums are divided).
+`--json` writes the simulated rows as benchmarks/results has them, with what was measured as the note.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -26,6 +30,12 @@ from typing import Any
 SECRET = b"a secret of the benchmark"
 N_BATCH = 512
 """Tokens of a batch of a prompt."""
+
+N_PROMPT = 4096
+"""Tokens of a simulated prompt."""
+
+WHAT = ("one text", "a text for each node", "prompt")
+SPEEDS = {"generation cpu": "text", "prompt cpu": "prompt"}
 
 LATENCY_S = 1e-4
 """Time of a message in a network of one building, one way."""
@@ -46,19 +56,31 @@ def measure(path: Path, n_prompt: int, n_tokens: int, address: str) -> dict[str,
     ):
         session.eval(prompt[:16])
         session.rewind(0)
-        started = time.perf_counter()
+        times = [_now()]
         session.eval(prompt)
-        prompted = time.perf_counter()
+        times.append(_now())
         for token in prompt[:n_tokens]:
             session.eval([token])
-        ended = time.perf_counter()
-        width = model.config.n_embd
+        times.append(_now())
+        config = model.config
+    (prompt_s, prompt_cpu_s), (token_s, token_cpu_s) = (
+        [after - before for before, after in zip(*pair, strict=True)] for pair in itertools.pairwise(times)
+    )
     return {
-        "prompt": n_prompt / (prompted - started),
-        "generation": n_tokens / (ended - prompted),
+        "prompt": n_prompt / prompt_s,
+        "prompt cpu": n_prompt / prompt_cpu_s,
+        "generation": n_tokens / token_s,
+        "generation cpu": n_tokens / token_cpu_s,
         "peak": float(peak_rss() or 0),
-        "width": width,
+        "width": config.n_embd,
+        "layers": config.n_layer,
+        "gathered": config.n_layer * (3 * config.n_embd + config.n_ff),
+        "vocabulary": config.n_vocab,
     }
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def run(path: Path, given: argparse.Namespace, *, divided: bool) -> dict[str, float]:
@@ -88,22 +110,31 @@ def run(path: Path, given: argparse.Namespace, *, divided: bool) -> dict[str, fl
     return result
 
 
-def simulated(alone: dict[str, float], n_nodes: int, bits: float, n_prompt: int) -> tuple[float, float]:
-    """Tokens a second of generation and of a prompt.
+def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]:
+    """Tokens a second of one text, of as many texts as nodes, and of a prompt.
 
-    Nodes have equal shares of the layers. A message takes LATENCY_S and its bytes; a stage sends float32 rows of the
-    model's width, while it computes the next batch.
+    First with layers divided, then with rows. Nodes have equal shares. A message takes LATENCY_S and its bytes. A
+    stage sends rows of the model's width while it computes the next batch.
     """
-    row_s = 32.0 * alone["width"] / bits
-    token_s = 1 / alone["generation"] + n_nodes * (LATENCY_S + row_s)  # back to the caller too
-    n_batches = -(-n_prompt // N_BATCH)
-    stage_s = max(N_BATCH / alone["prompt"] / n_nodes, N_BATCH * row_s)
-    filled_s = (n_nodes - 1) * (N_BATCH / alone["prompt"] / n_nodes + N_BATCH * row_s + LATENCY_S)
-    return 1 / token_s, n_prompt / (n_batches * stage_s + filled_s)
+    step_s, batch_s = 1 / alone["generation cpu"], N_BATCH / alone["prompt cpu"]
+    number_s = 32 / bits
+    row_s, n_batches = number_s * alone["width"], -(-N_PROMPT // N_BATCH)
+    token_s = step_s + n_nodes * (LATENCY_S + row_s)  # back to the caller too
+    stage_s = max(batch_s / n_nodes, N_BATCH * row_s)
+    filled_s = (n_nodes - 1) * (batch_s / n_nodes + N_BATCH * row_s + LATENCY_S)
+    layers = [1 / token_s, n_nodes / token_s, N_PROMPT / (n_batches * stage_s + filled_s)]
+    others, latency_s = (n_nodes - 1) / n_nodes, LATENCY_S * (4 * alone["layers"] + 1)
+    gathered_s, logits_s = number_s * others * alone["gathered"], number_s * others * alone["vocabulary"]
+    text_s = step_s / n_nodes + latency_s + gathered_s + logits_s
+    texts_s = text_s + (n_nodes - 1) * (gathered_s + logits_s)  # one step reads the weights once for all texts
+    prompt_s = n_batches * (batch_s / n_nodes + latency_s + N_BATCH * gathered_s)
+    return [*layers, 1 / text_s, n_nodes / texts_s, N_PROMPT / prompt_s]
 
 
 def main() -> None:
     """Measure and print."""
+    from llamacli.util.system import cpu_name
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--tokens", type=int, default=32)
@@ -124,21 +155,35 @@ def main() -> None:
     found: dict[str, Any] = {"peaks": share}
     for name, bound in bounds.items():
         ratio = statistics.median(divided[name] / alone[name] for alone, divided in turns)
-        found[name] = {"alone": median(0, name), "divided": median(1, name), "of the bound": ratio / bound}
+        measured = {"alone": median(0, name), "divided": median(1, name), "of the bound": ratio / bound}
+        found[name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
         print(
             f"{name}: {median(0, name):.1f} tokens/s alone, {median(1, name):.1f} divided, "
             f"{ratio / bound:.2f} of the bound"
         )
     alone = {name: median(0, name) for name in turns[0][0]}
-    for bits in (1e9, 1e10):
-        for n_nodes in (2, 4, 8):
-            generation, prompt = simulated(alone, n_nodes, bits, 4096)
-            print(
-                f"simulated, {bits / 1e9:.0f} Gbit/s, {n_nodes} nodes: "
-                f"{generation:.1f} tokens/s of a text, {prompt:.0f} of a prompt of 4096 tokens"
-            )
+    rows = [
+        [f"{bits / 1e9:.0f}", n_nodes, *(float(f"{speed:.3g}") for speed in simulated(alone, n_nodes, bits))]
+        for bits in (1e9, 1e10)
+        for n_nodes in range(2, 9, 2)
+    ]
+    columns = ["Gbit/s", "nodes", *(f"{what}, {how}" for how in ("layers", "rows") for what in WHAT)]
+    print(*("\t".join(map(str, row)) for row in [columns, *rows]), sep="\n")
     if given.json:
-        given.json.write_text(json.dumps(found))
+        speeds = ", ".join(f"{alone[name]:.3g} of a {what}" for name, what in SPEEDS.items())
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        result = {
+            "title": f"Simulated tokens per second of {given.file.stem} on several nodes",
+            "machine": f"simulated: nodes of one thread of {cpu_name()}, tokens a second of its time: {speeds}",
+            "date": time.strftime("%Y-%m-%d"),
+            "commit": commit.stdout.strip(),
+            "command": "benchmarks/pipeline.py",
+            "note": f"Messages take {1e3 * LATENCY_S:g} ms and their bytes; a prompt has {N_PROMPT} tokens.",
+            "measured": found,
+            "columns": columns,
+            "rows": rows,
+        }
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

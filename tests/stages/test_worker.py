@@ -1,11 +1,16 @@
 """Workers over TCP: equal bits, and typed errors for whatever goes wrong."""
 
 import asyncio
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +18,17 @@ import pytest
 from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.errors import InvalidRequestError, StageError
+from llamacli.hub.demo import demo_path
 from llamacli.plugins import Plugins
+from llamacli.sampling import SamplingParams
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.errors import ServeError, StageLostError
 from llamacli.serve.models import ModelSource
-from llamacli.serve.requests import Failed, GenerationRequest, TextDelta
+from llamacli.serve.requests import Failed, GenerationRequest, TextDelta, TokenLogprob
 from llamacli.serve.settings import EngineSettings
 from llamacli.stages import messages
 from llamacli.stages.frames import Connection
-from llamacli.stages.link import StagedEngine, Workers
+from llamacli.stages.link import SpareList, StagedEngine, Workers
 from llamacli.stages.worker import Worker, listen
 
 SECRET = b"a secret of the tests"
@@ -127,7 +134,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_does_not_answer(
     with (
         served(path, plugins) as spare,
         load_model(path, plugins=plugins) as whole,
-        load(path, plugins, free[0], spares=[free[1], spare]) as divided,
+        load(path, plugins, free[0], spares=SpareList([free[1], spare])) as divided,
     ):
         np.testing.assert_array_equal(logits(divided), logits(whole))
     for gone, taken in ((free[0], free[1]), (free[1], spare)):
@@ -135,38 +142,117 @@ def test_a_spare_worker_takes_the_place_of_one_that_does_not_answer(
         assert f"; worker 127.0.0.1:{taken[1]} takes its place" in caplog.text
 
 
-@pytest.mark.medium
-def test_a_server_goes_on_with_a_spare_worker(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
-    """Requests of a lost stage end with an error, later ones run."""
-    path = tiny_gguf("gqa", n_layer=6)
+def request(number: int) -> GenerationRequest:
+    """Request of a kind: greedy, drawn, of two texts, of a long prompt with probabilities."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"params": SamplingParams(temperature=1.0), "seed": 7},
+        {"n": 2, "params": SamplingParams(temperature=1.0)},
+        {"prompts": (tuple(TOKENS),), "params": SamplingParams(n_probs=2)},
+    ]
+    fields = {"prompts": ((1, 2, 3 + number),), "max_tokens": 200, "ignore_eos": True} | kinds[number % len(kinds)]
+    return GenerationRequest(id=f"r{number}", model="m", **fields)
 
-    async def text(engine: LocalEngine) -> str | ServeError:
-        (await engine.pin("m")).release()
-        request = GenerationRequest(id="r", prompts=((1, 2, 3),), model="m", max_tokens=30, ignore_eos=True)
-        parts = [""]
-        async for event in engine.submit(request):
-            if isinstance(event, Failed):
-                return event.error
-            parts += [event.text] if isinstance(event, TextDelta) else []
-        return "".join(parts)
 
-    async def use(engine: LocalEngine, lose: Callable[[], None]) -> list[str | ServeError]:
-        before = await asyncio.wait_for(text(engine), 60)
-        lose()
-        failed = await asyncio.wait_for(text(engine), 60)
-        return [before, failed, await asyncio.wait_for(text(engine), 60)]
+async def answers(engine: LocalEngine, n: int, lose: Callable[[], None] = lambda: None) -> list[Any]:
+    """Texts with their probabilities, or errors, of n requests at once.
 
-    with served(path, plugins) as one, served(path, plugins) as spare, ExitStack() as lost:
-        two = lost.enter_context(served(path, plugins))
-        workers = Workers((one, two), SECRET, spares=(spare,))
-        engine = LocalEngine([ModelSource("m", path)], EngineSettings(threads=1, n_ctx=100, workers=workers))
+    `lose` is called in a thread when each has sent a text.
+    """
+    (await engine.pin("m")).release()
+    begun, losing = set[str](), list[asyncio.Future[None]]()
+
+    async def one(number: int) -> Any:
+        parts: dict[int, tuple[str, tuple[TokenLogprob, ...]]] = {}
+        async for event in engine.submit(request(number)):
+            match event:
+                case Failed(error=error):
+                    return error
+                case TextDelta(index=index, text=text, tokens=tokens):
+                    before = parts.get(index, ("", ()))
+                    parts[index] = before[0] + text, before[1] + tokens
+                    begun.add(f"r{number}")
+                    if len(begun) == n and not losing:
+                        losing.append(asyncio.ensure_future(asyncio.to_thread(lose)))
+        return parts
+
+    found = await asyncio.wait_for(asyncio.gather(*map(one, range(n))), 100)
+    await asyncio.gather(*losing)
+    assert losing
+    return found
+
+
+def served_answers(path: Path, workers: Workers | None, *turns: Callable[[], None]) -> list[list[Any]]:
+    """Answers to eight requests, with a loss in each turn."""
+    limits = EngineSettings(threads=1, n_ctx=300, max_running=8, workers=workers)
+    engine = LocalEngine([ModelSource("m", path)], limits)
+    try:
+        return [asyncio.run(answers(engine, 8, lose)) for lose in turns]
+    finally:
+        engine.close()
+
+
+def nothing() -> None:
+    """Lose no worker."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["gqa", "mamba2", "t5"])
+def test_a_spare_worker_replays_the_requests_of_a_lost_one(
+    variant: str,
+    tiny_gguf: TinyGguf,
+    plugins: Plugins,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tiny_gguf(variant) if variant != "gqa" else tiny_gguf("gqa", n_layer=6)
+    (expected,) = served_answers(path, None, nothing)
+    assert not any(isinstance(answer, ServeError) for answer in expected)
+    with served(path, plugins) as one, ExitStack() as lost, ExitStack() as next_lost:
+        two, spare = lost.enter_context(served(path, plugins)), next_lost.enter_context(served(path, plugins))
+        workers = Workers((two,), SECRET, spares=(spare, one))
+        before, replayed = served_answers(path, workers, nothing, lost.close)
+        monkeypatch.setattr("llamacli.serve.scheduler.MAX_LOST", 1)
+        (failed,) = served_answers(path, workers, next_lost.close)
+    assert before == replayed == expected
+    assert f"is lost; worker 127.0.0.1:{spare[1]} takes its place" in caplog.text
+    errors = [answer for answer in failed if isinstance(answer, StageLostError)]
+    assert errors
+    assert all("1 were lost during the request" in str(error) for error in errors)
+
+
+@contextmanager
+def worker_process(path: Path, secret: Path) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
+    """Worker in a process of its own, and its address."""
+    command = [sys.executable, "-m", "llamacli", "worker", str(path), "--listen", "127.0.0.1:0", "-t", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [*command, "--secret-file", str(secret)], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
-            before, failed, after = asyncio.run(use(engine, lost.close))
+            assert process.stderr is not None
+            found = re.search(r"listening on (\S+):(\d+)", process.stderr.readline())
+            assert found is not None
+            yield process, (found[1], int(found[2]))
         finally:
-            engine.close()
-    assert isinstance(failed, StageLostError)
-    assert f"worker 127.0.0.1:{two[1]}" in str(failed)
-    assert before == after != ""
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_spare", [True, False])
+def test_a_killed_worker_under_requests(with_spare: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two processes: the texts go on with a spare worker, else all end with an error."""
+    path, secret = demo_path(), tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(SECRET)
+    (expected,) = served_answers(path, None, nothing)
+    with worker_process(path, secret) as (process, address), worker_process(path, secret) as (_, spare):
+        workers = Workers((address,), SECRET, spares=(spare,) if with_spare else ())
+        (found,) = served_answers(path, workers, process.kill)
+    lost = [answer for answer in found if isinstance(answer, StageLostError)]
+    assert all(answer in (expected[i], *lost) for i, answer in enumerate(found))
+    assert f"worker 127.0.0.1:{address[1]} is lost" in caplog.text
+    assert not lost if with_spare else lost and all(str(address[1]) in str(error) for error in lost)
 
 
 @pytest.mark.parametrize(("split", "message"), [([1.0], "2 positive numbers"), ([1, 0], "2 positive numbers")])

@@ -37,7 +37,7 @@ from llamacli.cli.sampling import number_options
 from llamacli.cli.speculation import MTP, expect_one_drafter
 from llamacli.cli.speculation import OPTIONS as SPECULATION
 from llamacli.cli.text import argument, read_file
-from llamacli.cli.workers import pop_workers, worker_options
+from llamacli.cli.workers import expect_alone, pop_workers, worker_options
 from llamacli.errors import ChatTemplateError, InvalidRequestError
 from llamacli.util.files import make_own_folder
 from llamacli.util.sampling_params import PARAMETERS
@@ -48,8 +48,11 @@ if TYPE_CHECKING:
     from llamacli.serve.http.settings import HttpSettings
     from llamacli.serve.models import LoadedModel, ModelSource
     from llamacli.serve.ray.engine import RayEngine
+    from llamacli.serve.ray.settings import RaySettings
+    from llamacli.serve.ray.stages import RayWorkers
     from llamacli.serve.requests import ModelInfo
     from llamacli.serve.settings import EngineSettings
+    from llamacli.stages.link import WorkerSource
 
 _COUNT, _COUNT_OR_0 = Integer(1), Integer(0)
 _SECONDS = Number(0, 1_000_000)
@@ -320,6 +323,10 @@ _GROUPS = {
             "--ray-app", metavar="NAME", type=_APP, default="llamacli", show_default=True,
             help="Name of the replicas in the cluster. A server with the same name and settings joins them.",
         ),
+        option(
+            "--split-layers", is_flag=True,
+            help="Divide the layers of the model among this process and the other nodes of --ray, by memory and speed.",
+        ),
         option("--ray-keep", is_flag=True, help="Leave the replicas running when this server ends."),
     ),
 }  # fmt: skip
@@ -368,7 +375,11 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         folder, presets, catalogue, frozenset(given["pins"]),
     )  # fmt: skip
     sources = offer.read()
-    workers = pop_workers(given, "prompt_cache", "slot_save_path", "ray_address", "lora", "catalogue")
+    unsupported = "prompt_cache", "slot_save_path", "lora", "catalogue"
+    workers: WorkerSource | None = pop_workers(given, "ray_address", "split_layers", *unsupported)
+    if given["split_layers"]:
+        expect_alone(given, "split-layers", "ray_keep", *unsupported)
+        workers = ray_workers(sources, given)
     if workers is not None and len(sources) > 1:
         raise click.UsageError("--workers serves one model.")
     http, limits = http_settings(given), attrs.evolve(engine_settings(given), workers=workers)
@@ -379,7 +390,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         _log_requests(as_json=given["log_format"] == "json")
         _warn_of_open_server(http)
         engine: LocalEngine | RayEngine
-        engine = LocalEngine(sources, limits) if given["ray_address"] is None else ray_engine(sources, limits, given)
+        is_local = given["ray_address"] is None or workers is not None
+        engine = LocalEngine(sources, limits) if is_local else ray_engine(sources, limits, given)
         failures: list[BaseException] = []
         loading = contextlib.ExitStack()
         first = [source for source in sources if source.pinned] or [*offer.named[:1]]
@@ -500,20 +512,40 @@ def ray_engine(sources: Sequence[ModelSource], limits: EngineSettings, given: di
     """
     if given["draft"] not in (None, MTP):
         raise click.UsageError("--ray has no draft models; --lookup and --draft mtp draft without one.")
-    _expect_packages(("ray",), "serve --ray", "'llamacli[ray]'")
+    cluster = _ray_settings(sources, given)
     from llamacli.serve.ray.engine import RayEngine
+
+    return RayEngine(sources[0], limits, cluster, shutdown_timeout=given["shutdown_timeout"])
+
+
+def ray_workers(sources: Sequence[ModelSource], given: dict[str, Any]) -> RayWorkers:
+    """Workers of a divided model, on the nodes of a Ray cluster.
+
+    Raises UsageError for options that do not go together, ClusterError if there is no cluster.
+    """
+    if given["ray_address"] is None:
+        raise click.UsageError("--split-layers needs --ray.")
+    if given["ray_replicas"] != (1, 1):
+        raise click.UsageError("--ray-replicas and --split-layers exclude each other.")
+    cluster = _ray_settings(sources, given)
+    from llamacli.serve.ray.stages import RayWorkers
+
+    return RayWorkers(sources[0].path, cluster)
+
+
+def _ray_settings(sources: Sequence[ModelSource], given: dict[str, Any]) -> RaySettings:
+    _expect_packages(("ray",), "serve --ray", "'llamacli[ray]'")
     from llamacli.serve.ray.settings import RaySettings
 
     if len(sources) > 1:
         raise click.UsageError("--ray serves one model: start a server with another --ray-app for each.")
-    cluster = RaySettings(
+    return RaySettings(
         address=given["ray_address"],
         app=given["ray_app"],
         replicas=given["ray_replicas"],
         cpus=given["ray_cpus"],
         keep=given["ray_keep"],
     )
-    return RayEngine(sources[0], limits, cluster, shutdown_timeout=given["shutdown_timeout"])
 
 
 def _limited(limits: EngineSettings) -> EngineSettings:

@@ -31,7 +31,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         option(
             "--spare-workers", metavar="HOST:PORT,...", type=_ADDRESSES,
-            help="Workers that replace others, which do not answer when the model is loaded.",
+            help="Workers that replace others, which do not answer or are lost.",
         ),
         option("--secret-file", type=PATH, help="File with the secret of the workers; only its owner may read it."),
         option(
@@ -58,10 +58,15 @@ def pop_workers(given: dict[str, Any], *unsupported: str) -> Workers | None:
         raise click.UsageError("--secret-file, --spare-workers and --tensor-split need --workers HOST:PORT.")
     if secret is None:
         raise click.UsageError("--workers needs --secret-file FILE.")
-    for name in unsupported:
-        if given.get(name):
-            flag = {"ray_address": "ray"}.get(name, name).replace("_", "-")
-            raise click.UsageError(f"--{flag} and --workers exclude each other.")
+    expect_alone(given, "workers", *unsupported)
     shares = None if split is None else tuple(map(float, split.split(",")))
     first, others = (tuple(map(address_of, text.split(","))) if text else () for text in (addresses, spares))
     return Workers(first, secret, shares, others)
+
+
+def expect_alone(given: dict[str, Any], flag: str, *unsupported: str) -> None:
+    """Raise UsageError for options that a divided model does not support."""
+    for name in unsupported:
+        if given.get(name):
+            other = {"ray_address": "ray"}.get(name, name).replace("_", "-")
+            raise click.UsageError(f"--{other} and --{flag} exclude each other.")

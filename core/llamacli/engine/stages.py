@@ -281,16 +281,22 @@ class StagedProgram:
     """Program whose first stage is here; see `llamacli.engine.base.Program`.
 
     Batches may be in flight in as many stages as there are: `submit` returns when the first stage has computed its
-    part.
+    part. `replaced` gives stages in place of these, of which one is lost.
     """
 
     prompts = Prompts.REGISTERS
 
-    def __init__(self, graphs: Sequence[StageGraph], first: Program, stages: Sequence[Stage]):
+    def __init__(
+        self,
+        graphs: Sequence[StageGraph],
+        first: Program,
+        stages: Sequence[Stage],
+        replaced: Callable[[Sequence[Stage]], Sequence[Stage]] | None = None,
+    ):
         graph = graphs[0].whole
         self.graph = graph.with_ops(graph.ops)
         self.graph.held = first.graph.held
-        self.first, self.stages = first, stages
+        self.first, self.stages, self._replaced = first, list(stages), replaced
         self.timings = first.timings
         self.states: Sequence[KVSpec] = graph.states
         self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
@@ -300,7 +306,7 @@ class StagedProgram:
         self._n_vocab = graph.ops[-1].out.width
         self._widths = [[one.received_by(encodes=encodes) for encodes in (False, True)] for one in graphs[1:]]
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close, list(stages))
+        self._finalizer = weakref.finalize(self, _close, self.stages)
 
     @property
     def n_stages(self) -> int:
@@ -311,6 +317,17 @@ class StagedProgram:
     def is_whole(self) -> bool:
         """False once a stage or the first one's weights are lost."""
         return self.first.is_whole and not any(stage.is_lost for stage in self.stages)
+
+    def renew(self) -> None:
+        """Replace the stages after one was lost.
+
+        The new ones have no page: what was evaluated has to be evaluated again, by sequences without pages. Raises
+        StageError if a stage cannot be replaced.
+        """
+        if self._replaced is None or not self.first.is_whole:
+            raise StageError("no stage takes the place of a lost one")
+        _close(self.stages)
+        self.stages[:] = self._replaced(self.stages)
 
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
@@ -365,42 +382,43 @@ class StagedProgram:
             log = np.array(changes, np.int64).reshape(-1, 5)
             batch = StageBatch.of(tokens, spans, n_last, result, log)
             done: Future[list[Floats]] = Future()
-            self._start(0, batch, rows, done)
+            self._start(tuple(self.stages), 0, batch, rows, done)
         return done
 
-    def _start(self, i: int, batch: StageBatch, received: Floats, done: Future[list[Floats]]) -> None:
+    def _start(
+        self, stages: Sequence[Stage], i: int, batch: StageBatch, received: Floats, done: Future[list[Floats]]
+    ) -> None:
         """Begin a batch in a stage behind the first.
 
-        It goes on to the next one when that is done.
+        It goes on to the next one when that is done, and never to those that `renew` brings meanwhile.
         """
 
         def next_stage(future: Future[list[Floats]]) -> None:
-            error = future.exception() or self._fault(i, batch, future.result())
+            error = future.exception() or self._fault(stages, i, batch, future.result())
             if error is not None:
-                self._end(i, batch)
+                _end(stages, i, batch)
                 done.set_exception(error)
-            elif i + 1 == len(self.stages):
+            elif i + 1 == len(stages):
                 done.set_result(future.result())
             else:
-                self._start(i + 1, batch, future.result()[0], done)
+                self._start(stages, i + 1, batch, future.result()[0], done)
 
-        stage = self.stages[i]
         # Only the last stage is asked for results; the others send all rows.
-        asked = batch if i + 1 == len(self.stages) else _all_rows(batch)
+        asked = batch if i + 1 == len(stages) else _all_rows(batch)
         try:
-            future = stage.start(asked, received)
+            future = stages[i].start(asked, received)
         except Exception as error:
-            self._end(i, batch)
+            _end(stages, i, batch)
             done.set_exception(error)
             return
         future.add_done_callback(next_stage)
 
-    def _fault(self, i: int, batch: StageBatch, results: list[Floats]) -> StageError | None:
+    def _fault(self, stages: Sequence[Stage], i: int, batch: StageBatch, results: list[Floats]) -> StageError | None:
         """Error for results of a wrong shape."""
         encodes, n = bool(batch.spans["n_encoded"][0] > batch.spans["start"][0]), len(batch.tokens)
         n_last, hidden = int(batch.spans["n_last"].sum()), self.graph.hidden
         width = 0 if hidden is None else hidden.width
-        if i + 1 < len(self.stages):
+        if i + 1 < len(stages):
             expected = [(n, self._widths[i + 1][encodes])]
         elif batch.result == "both":
             expected = [(n_last, self._n_vocab), (n, width)]
@@ -409,20 +427,21 @@ class StagedProgram:
         if [result.shape for result in results] == expected and all(one.dtype == np.float32 for one in results):
             return None
         found = ", ".join(f"{one.dtype} {one.shape}" for one in results)
-        return StageError(f"{self.stages[i].name}: it answered {found} instead of float32 {expected}")
+        return StageError(f"{stages[i].name}: it answered {found} instead of float32 {expected}")
 
-    def _end(self, i: int, batch: StageBatch) -> None:
-        """Have the stages behind `i` follow a batch that failed there.
 
-        If that one is lost, all are closed: other callers can have them.
-        """
-        if self.stages[i].is_lost:
-            _close(self.stages)
-        for stage in self.stages[i + 1 :]:
-            try:
-                stage.follow(batch.kv_type, batch.log)
-            except StageError:
-                continue  # it is lost, and the next batch says so
+def _end(stages: Sequence[Stage], i: int, batch: StageBatch) -> None:
+    """Have the stages behind `i` follow a batch that failed there.
+
+    If that one is lost, all are closed: other callers can have them.
+    """
+    if stages[i].is_lost:
+        _close(stages)
+    for stage in stages[i + 1 :]:
+        try:
+            stage.follow(batch.kv_type, batch.log)
+        except StageError:
+            continue  # it is lost, and the next batch says so
 
 
 def _close(stages: Sequence[Stage]) -> None:

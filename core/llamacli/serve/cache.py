@@ -171,6 +171,16 @@ class CacheMemory:
         """Evict what is kept of a text's beginnings, and not in use."""
         self.prefixes.forget(KVSequence(self.pool, self.n_ctx, self._rope_variant, adapters), [*tokens])
 
+    def forget_all(self) -> None:
+        """Forget all prefixes and page changes.
+
+        Other pipeline stages begin without pages, and no sequence may have one.
+        """
+        self.prefixes.clear()
+        self.pool.collect()
+        if self.pool.log is not None:
+            self.pool.log.clear()
+
     def _context_bytes(self, n_tokens: int) -> int:
         return sum(layout.n_bytes(n_tokens) for layout in self._layouts)
 

@@ -9,8 +9,10 @@ order of requests change times alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,6 +25,7 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.engine.stages import StagedProgram
 from llamacli.errors import FileChangedError, MediaError, OutOfMemoryError, StageError
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafting import hidden_taker
@@ -34,7 +37,7 @@ from llamacli.sampling.logprobs import log_probabilities
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.checks import check_request, expect_adapters, with_encoder_inputs
 from llamacli.serve.drafts import DraftSource, ServedDrafts
-from llamacli.serve.errors import BadRequestError, NotSupportedError, QueueTimeoutError, ServeError
+from llamacli.serve.errors import BadRequestError, NotSupportedError, QueueTimeoutError, ServeError, StageLostError
 from llamacli.serve.lifecycle import Lifecycle
 from llamacli.serve.metrics import Counters, ModelStats, SlotStats
 from llamacli.serve.pictures import ServedPictures
@@ -52,7 +55,7 @@ from llamacli.serve.requests import (
 from llamacli.serve.running import Running
 from llamacli.serve.sampling_pool import SLOW_DRAW_S, SamplingPool
 from llamacli.serve.sequences import RequestState, SequenceState, seed_of_choice
-from llamacli.serve.settings import EngineSettings
+from llamacli.serve.settings import MAX_LOST, EngineSettings
 from llamacli.serve.slots import Slots
 from llamacli.serve.texts import ChoiceText
 from llamacli.tools.embedding import Pooler
@@ -114,6 +117,7 @@ class Scheduler:
         self._planner = Planner(
             model, settings, self.memory, self.running, self.cost, self._drafts, self._lifecycle, self.pictures
         )
+        self._renewal: Future[None] | None = None  # of lost pipeline stages
         self._ready: list[SequenceState] = []  # sequences to draw for in this step
         self._drawing: dict[Future[int | Exception], SequenceState] = {}  # slow draws, which run beside the steps
         self._evaluated_s = 0.0
@@ -278,10 +282,13 @@ class Scheduler:
     def step(self) -> list[tuple[RequestState, Event]]:
         """Run one step; the events of it, in order.
 
-        Raises FileChangedError or StageError once the model's weights are lost: no step can follow.
+        Raises FileChangedError or StageError once the model's weights are lost: no step can follow. Sequences of a
+        pipeline stage that was lost are preempted, and go on once another has taken its place.
         """
         now = self._clock()
         self._drop(now)
+        if not self._is_renewed():
+            return self._lifecycle.take_events()
         if self._drawing:
             self._take_slow_draws()
         self._admit(now)
@@ -294,14 +301,47 @@ class Scheduler:
             parts: dict[tuple[bool, bool], list[tuple[SequenceState, int]]] = {}
             for sequence, n in plan:
                 parts.setdefault(sequence.kind, []).append((sequence, n))
-            for kind in sorted(parts, key=itemgetter(0)):
-                if part := [pair for pair in parts[kind] if pair[0] in self.running.sequences]:
-                    self._run(part, hidden=kind[0])
+            try:
+                for kind in sorted(parts, key=itemgetter(0)):
+                    if part := [pair for pair in parts[kind] if pair[0] in self.running.sequences]:
+                        self._run(part, hidden=kind[0])
+            except StageError as error:
+                self._replay(error)
             self._draw_ready()
             self._planner.observe(self._clock() - now - self._evaluated_s)
         if self._planner.waiting or self.pictures.tile is not None:
             self._encode_pictures(plans=bool(plan))
         return self._lifecycle.take_events()
+
+    def _replay(self, error: StageError) -> None:
+        """Have lost pipeline stages replaced, and all tokens evaluated again.
+
+        A request that has lost as many as MAX_LOST fails: it may be the reason. Raises the error where nothing can be
+        replaced.
+        """
+        if not isinstance(self.model.program, StagedProgram):
+            raise error
+        self._ready.clear()
+        for request in {sequence.request.message.id: sequence.request for sequence in self.running.sequences}.values():
+            request.n_lost += 1
+            if request.n_lost >= MAX_LOST:
+                self._lifecycle.fail(request, StageLostError(f"{error}; {request.n_lost} were lost during the request"))
+        for sequence in [*self.running.sequences]:
+            self.running.preempt(sequence)
+        self.memory.forget_all()
+        self._renewal = renewal = Future[None]()
+        renew = functools.partial(_settle, renewal, self.model.program.renew)
+        threading.Thread(target=renew, name="llamacli-renew", daemon=True).start()
+
+    def _is_renewed(self) -> bool:
+        """False while lost stages are replaced; raises what that raised."""
+        if self._renewal is None:
+            return True
+        if not wait([self._renewal], _WAIT_S).done:
+            return False
+        renewal, self._renewal = self._renewal, None
+        renewal.result()
+        return True
 
     def _encode_pictures(self, *, plans: bool) -> None:
         """Encode a part of a picture, if it is its turn."""
@@ -582,6 +622,14 @@ class Scheduler:
         self._lifecycle.end_prompt(sequence.request)
         self.running.leave(sequence, keep=False)
         self._lifecycle.end_part(sequence.request)
+
+
+def _settle(future: Future[None], function: Callable[[], None]) -> None:
+    try:
+        function()
+        future.set_result(None)
+    except Exception as error:
+        future.set_exception(error)
 
 
 def _no_encoder() -> LoadedEncoder:

@@ -30,6 +30,7 @@ class RequestState:
     - `n_prompt`: tokens of its prompts. `n_unprompted`: prompts that are not evaluated.
     - `n_open`: choices and vectors that have not ended.
     - `n_cached`, `n_processed`: prompt tokens that came from the prefix cache, and prompt tokens that are done.
+    - `n_lost`: pipeline stages that were lost while it ran.
     - `n_drafted`, `n_accepted`: tokens drafted, and drafted tokens that came.
     - `missing_rows`: tiles of pictures that are not encoded, by content key, with the index of the row.
     - `has_positions`: true if tokens of its prompts have positions of their own.
@@ -48,6 +49,7 @@ class RequestState:
     n_cached: int = 0
     n_processed: int = 0
     n_preempted: int = 0
+    n_lost: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     cancelled: bool = False

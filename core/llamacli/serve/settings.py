@@ -11,12 +11,15 @@ from llamacli.engine.compiled_model import KVTypes
 from llamacli.errors import InvalidRequestError
 from llamacli.generation.drafters import MAX_DRAFT, checked_max_tokens
 from llamacli.kv import N_BATCH
-from llamacli.stages.link import Workers
+from llamacli.stages.link import WorkerSource
 from llamacli.tools.embedding import Pooling
 from llamacli.util.system import usable_cores
 
 MOST_RUNNING = 32
 """Texts that run at once at most, unless `--max-running` is given."""
+
+MAX_LOST = 3
+"""Replicas or pipeline stages that a request may lose: it may be the reason."""
 
 _FEW_CORES = 4
 
@@ -98,7 +101,7 @@ class EngineSettings:
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     prompt_cache: tuple[str, int] | None = None
     threads: int | None = None
-    workers: Workers | None = None
+    workers: WorkerSource | None = None
     pooling: Pooling | None = None
     lookup: bool = False
     draft_max: int = attrs.field(default=MAX_DRAFT, validator=_length_of_drafts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -18,8 +20,8 @@ from llamacli.engine.base import Program, QuantMode
 from llamacli.engine.cutting import cut
 from llamacli.engine.memory import Need, stays_on_disk
 from llamacli.engine.packed_copies import copy_key
-from llamacli.engine.stages import StageBatch, StagedProgram
-from llamacli.errors import InvalidRequestError, StageError
+from llamacli.engine.stages import Stage, StageBatch, StagedProgram
+from llamacli.errors import InvalidRequestError, LlamaCliError, StageError
 from llamacli.gguf import GGUFFile
 from llamacli.graph import Graph
 from llamacli.kernels.kv_types.types import KVType
@@ -66,6 +68,7 @@ class WorkerLink:
         self._waiting: deque[_Waiting] = deque()
         self._number = 0
         self._lost: StageError | None = None
+        self._is_closed = False
         try:
             self._connection.send("hello", version=version())
             self.info = self._answer("info")
@@ -79,6 +82,11 @@ class WorkerLink:
     def is_lost(self) -> bool:
         """See Stage."""
         return self._lost is not None
+
+    @property
+    def is_faulty(self) -> bool:
+        """True if it was lost before it was closed here."""
+        return self._lost is not None and not self._is_closed
 
     @property
     def node(self) -> Node:
@@ -120,6 +128,8 @@ class WorkerLink:
 
     def close(self) -> None:
         """See Stage."""
+        with self._lock:
+            self._is_closed = self._lost is None
         self._connection.close()
 
     def _expect_connected(self) -> None:
@@ -187,21 +197,42 @@ class WorkerLink:
             one.future.set_exception(StageError(str(error)))
 
 
+Address = tuple[str, int]
+
+
+class Spares(Protocol):
+    """Workers that replace others; its length is how many may be tried."""
+
+    def __len__(self) -> int: ...
+
+    def exchange(self, lost: Address) -> Address:
+        """Address of a worker in place of a lost one. Raises StageError for none."""
+
+
+class SpareList(deque[Address]):
+    """Addresses of spare workers; a lost one comes last, as it may be started again."""
+
+    def exchange(self, lost: Address) -> Address:
+        """See Spares."""
+        self.append(lost)
+        return self.popleft()
+
+
 class StagedEngine:
     """Engine that divides a model among this process and workers.
 
-    `addresses` are those of the workers, in the order of their layers; the next one of `spares` takes the place of a
-    worker that does not answer. `split` gives the shares of all nodes, this one first, by default what the memory and
-    speed of each allow. `threads` and `load` are those of this process.
+    `addresses` are those of the workers, in the order of their layers; one of `spares` takes the place of a worker that
+    does not answer or is lost. `split` gives the shares of all nodes,
+    this one first, by default what the memory and speed of each allow. `threads` and `load` are those of this process.
     """
 
     def __init__(
         self,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[Address],
         secret: bytes,
         *,
         threads: int | None = None,
-        spares: Sequence[tuple[str, int]] = (),
+        spares: Spares | None = None,
         split: Sequence[float] | None = None,
         load: LoadMode = LoadMode.AUTO,
         silence_s: float = SILENCE_S,
@@ -212,7 +243,8 @@ class StagedEngine:
                 f"the split has shares {list(split)}, expected {len(addresses) + 1} positive numbers: this process and "
                 f"{len(addresses)} workers"
             )
-        self._addresses, self._spares, self._secret, self._split = list(addresses), list(spares), secret, split
+        self._addresses, self._secret, self._split = list(addresses), secret, split
+        self._spares: Spares = SpareList() if spares is None else spares
         self._threads, self._load, self._timeouts = threads, load, {"silence_s": silence_s, "batch_s": batch_s}
 
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
@@ -220,51 +252,83 @@ class StagedEngine:
         file = unwatched(file)
         links = list[WorkerLink]()
         try:
-            spares = iter(self._spares)
-            for address in self._addresses:
-                links.append(self._connect(address, spares))
+            self._connect(links)
             own = Node("this process", available_memory() or 1 << 62, read_speed(check_threads(self._threads)))
             places = divide(pieces_of(graph, file), [own, *(link.node for link in links)], self._split)
             model_id, graphs = identity(file), cut(graph, places)
+            load = functools.partial(WorkerLink.load, graph=graph, model_id=model_id, mode=mode, places=places)
             with ThreadPoolExecutor(len(links)) as pool:
-                loading = [
-                    pool.submit(link.load, graph, model_id, mode, places, i) for i, link in enumerate(links, start=1)
-                ]
+                loading = pool.map(lambda pair: load(pair[1], number=pair[0]), enumerate(links, start=1))
                 first = stage_engine(graphs[0], file, model_id, mode, places, 0, self._threads, self._load)
                 program = first.compile(graphs[0], file, mode)
-                for one in loading:
-                    one.result()
+                list(loading)
         except BaseException:
             for link in links:
                 link.close()
             raise
-        return StagedProgram(graphs, program, links)
+        return StagedProgram(graphs, program, links, functools.partial(self._replaced, load))
 
-    def _connect(self, address: tuple[str, int], spares: Iterator[tuple[str, int]]) -> WorkerLink:
-        """Connect to a worker, or to the next spare one that answers."""
+    def _replaced(self, load: Callable[..., None], lost: Sequence[Stage]) -> list[WorkerLink]:
+        """Links to the workers that are left, and to spare ones for those at fault."""
+        links = list[WorkerLink]()
         try:
-            return WorkerLink(address, self._secret, **self._timeouts)
-        except StageError as error:
-            spare = next(spares, None)
-            if spare is None:
-                raise
-            _log.warning("%s; worker %s:%d takes its place", error, *spare)
-            return self._connect(spare, spares)
+            for i, link in enumerate(lost):
+                if isinstance(link, WorkerLink) and link.is_faulty:
+                    self._take_spare(i, f"{link.name} is lost")
+            self._connect(links)
+            with ThreadPoolExecutor(len(links)) as pool:
+                list(pool.map(lambda pair: load(pair[1], number=pair[0]), enumerate(links, start=1)))
+        except BaseException as error:
+            for link in links:
+                link.close()
+            if isinstance(error, LlamaCliError) and not isinstance(error, StageError):
+                raise StageError(str(error)) from error
+            raise
+        return links
+
+    def _connect(self, links: list[WorkerLink]) -> None:
+        """Connect to each worker, or to the next spare one that answers."""
+        for i in range(len(self._addresses)):
+            n_left = len(self._spares)
+            while len(links) == i:
+                try:
+                    links.append(WorkerLink(self._addresses[i], self._secret, **self._timeouts))
+                except StageError as error:
+                    if not n_left:
+                        raise
+                    n_left -= 1
+                    self._take_spare(i, str(error))
+
+    def _take_spare(self, i: int, reason: str) -> None:
+        self._addresses[i] = self._spares.exchange(self._addresses[i])
+        _log.warning("%s; worker %s:%d takes its place", reason, *self._addresses[i])
+
+
+class WorkerSource(Protocol):
+    """Workers of a server's model."""
+
+    def engine(self, threads: int | None, load: str) -> StagedEngine:
+        """Engine of a model that is divided among them. Raises LlamaCliError."""
 
 
 @attrs.frozen
 class Workers:
     """Addresses of workers, their secret, shares; see `StagedEngine`."""
 
-    addresses: tuple[tuple[str, int], ...]
+    addresses: tuple[Address, ...]
     secret: bytes = attrs.field(repr=False)
     split: tuple[float, ...] | None = None
-    spares: tuple[tuple[str, int], ...] = ()
+    spares: tuple[Address, ...] = ()
 
     def engine(self, threads: int | None, load: str) -> StagedEngine:
         """Engine of a model that is divided among them. Raises InvalidRequestError."""
         return StagedEngine(
-            self.addresses, self.secret, threads=threads, spares=self.spares, split=self.split, load=LoadMode(load)
+            self.addresses,
+            self.secret,
+            threads=threads,
+            spares=SpareList(self.spares),
+            split=self.split,
+            load=LoadMode(load),
         )
 
 

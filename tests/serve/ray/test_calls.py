@@ -11,7 +11,7 @@ import pytest
 
 from llamacli.serve.errors import InternalError, PromptTooLongError, QueueFullError, ShuttingDownError
 from llamacli.serve.ray import calls
-from llamacli.serve.ray.calls import MAX_LOST, MAX_REFUSALS, Answers, Caller, Faults, OpenCall
+from llamacli.serve.ray.calls import MAX_REFUSALS, Answers, Caller, Faults, OpenCall
 from llamacli.serve.ray.messages import Hello, Route
 from llamacli.serve.ray.policy import Fleet
 from llamacli.serve.requests import (
@@ -25,6 +25,7 @@ from llamacli.serve.requests import (
     Timings,
     Usage,
 )
+from llamacli.serve.settings import MAX_LOST
 from llamacli.serve.streams import EventStream
 
 TEXT = "once upon a time"

@@ -140,10 +140,15 @@ def streamed(port: int, on_chunk: Callable[[], None] = lambda: None, **fields: A
 
 
 def replicas() -> dict[int, psutil.Process]:
-    """Processes of the replicas, without those that end."""
+    """Processes of the replicas."""
+    return actors("ServeReplica:llamacli")
+
+
+def actors(name: str) -> dict[int, psutil.Process]:
+    """Processes of Ray's actors of a name, without those that end."""
     found = {}
     for process in psutil.process_iter(["cmdline", "status"]):
-        if any("ServeReplica:llamacli" in part for part in process.info["cmdline"] or ()):
+        if any(name in part for part in process.info["cmdline"] or ()):
             found[process.pid] = process
     return found
 
@@ -325,6 +330,20 @@ def _expect_refusals(port: int) -> None:
         if reply.status == 429:
             assert reply.json["error"]["code"] == "queue_full"
             assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_a_killed_worker_of_divided_layers_is_not_seen(nodes: Nodes, alone: Served) -> None:
+    """Ray starts another worker, which replays the requests."""
+    options = ["--ray", nodes.address, "--split-layers", "--ray-cpus", "0.1", "-c", "512", "--threads", "1"]
+    with program(*options, "--max-running", "8") as (process, lines):
+        found = READY.search(lines[-1]) if lines else None
+        assert found is not None, "".join(lines)
+        (worker,) = actors("StageActor").values()
+        many(Served(int(found[1])), alone, worker.kill, 8)
+        assert actors("StageActor").keys() - {worker.pid}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    wait_for(lambda: not actors("StageActor"), START_S)
 
 
 def test_replicas_that_cannot_be_started_say_why(nodes: Nodes, ray_server: Served) -> None:

@@ -48,6 +48,8 @@ class MappedStack:
         self._mapping, self._sums, self._watch = mapping, sums, watch
         self._n_bytes = data[0].nbytes
         self._checked = [sums is None] * len(data)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(watch.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more than `read` asks for
 
     def fetch(self, numbers: Sequence[int]) -> None:
         """Read some matrices ahead.
@@ -73,7 +75,6 @@ class MappedStack:
         if not hasattr(os, "posix_fadvise"):
             self._advise("MADV_WILLNEED", start, n_bytes)
             return
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         step = _at_once(os.fstat(descriptor).st_dev)
         for at in range(start, start + n_bytes, step):
             os.posix_fadvise(descriptor, at, min(step, start + n_bytes - at), os.POSIX_FADV_WILLNEED)

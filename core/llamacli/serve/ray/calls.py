@@ -21,10 +21,9 @@ from llamacli.serve.ray.policy import Fleet
 from llamacli.serve.ray.replay import Sent
 from llamacli.serve.ray.replica import SILENCE_S
 from llamacli.serve.requests import Done, Event, Failed, Request
+from llamacli.serve.settings import MAX_LOST
 from llamacli.serve.streams import EventStream
 
-MAX_LOST = 3
-"""Replicas that a request may lose: it may be the reason."""
 MAX_REFUSALS = 4
 """Replicas, the cheapest first, whose queues are full before a request is refused."""
 PAUSE_S = 1.0
