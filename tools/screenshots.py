@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-from PIL import Image  # noqa: E402
+from PIL import Image, ImageDraw  # noqa: E402
 from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
 
 from browser import PageDriver, chromium, missing  # noqa: E402
@@ -36,6 +36,8 @@ SCALE = 1.25
 
 N_COLOURS = 256
 
+SHAPES = ROOT / "docs" / "tutorials" / "shapes" / "shapes.gguf"
+
 # Shows code and a table, which the demo model does not write. It has no numbers, as no model wrote it.
 REPLY = """\
 A list comprehension builds a list in one expression:
@@ -52,6 +54,15 @@ def squares(n: int) -> list[int]:
 | `(f(x) for x in xs)` | a generator | when it is read |
 
 Take the **generator** where the values are read once, such as in `sum(i * i for i in xs)`.
+"""
+FORMULAS = r"""
+The sum of a *geometric series* with the ratio \(q \neq 1\) is
+
+\[ \sum_{k=0}^{n} q^k = \frac{1 - q^{n+1}}{1 - q}. \]
+
+For \(|q| < 1\) the power \(q^{n+1}\) vanishes as \(n \to \infty\), so that
+
+\[ \sum_{k=0}^{\infty} q^k = \frac{1}{1 - q}, \qquad\text{for example}\qquad 1 + \tfrac12 + \tfrac14 + \dots = 2. \]
 """
 STORY = "Tell me a story about a fox named Rusty."
 TITLES = ("A letter to the landlord", "Regular expressions for dates", "Plan of a week in Oslo")
@@ -71,6 +82,7 @@ def conversation(number: int, title: str, question: str, reply: str, age_s: floa
 def example(folder: Path) -> Path:
     """File with conversations to import."""
     talks = [conversation(i, title, title, "Here it is.", 86_400 * (i + 1) - 3600) for i, title in enumerate(TITLES)]
+    talks.append(conversation(8, "Sum of a series", "What is the sum of a geometric series?", FORMULAS, 120))
     talks.append(conversation(9, "Comprehensions in Python", "How do list comprehensions work?", REPLY, 60))
     file = folder / "conversations.json"
     file.write_text(json.dumps({"format": "llamacli-conversations", "version": 1, "conversations": talks}))
@@ -82,19 +94,28 @@ def main(folder: Path) -> None:
     if reason := missing():
         sys.exit(f"screenshots: {reason}")
     folder.mkdir(parents=True, exist_ok=True)
-    engine = LocalEngine([ModelSource("demo", demo_path())], EngineSettings(max_running=2))
+    sources = [ModelSource("demo", demo_path()), ModelSource("shapes", SHAPES)]
+    engine = LocalEngine(sources, EngineSettings(max_running=2, models_max=2))
     with tempfile.TemporaryDirectory() as name, served(engine, page=PAGE, template=None) as server:
-        engine.load("demo").result(300)
+        for source in sources:
+            engine.load(source.name).result(900)
         with chromium(Path(name), *SIZE) as driver:
             page = PageDriver(driver, f"http://127.0.0.1:{server.port}/")
             page.open()
             resize(page, {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": SCALE, "mobile": False})
+            shoot(page, folder / "page-start.png")
             page.one("#import-file").send_keys(str(example(Path(name))))
             page.wait(lambda: page.all(".code"))
             tell_story(page)
             shoot(page, folder / "page.png")
             show_alternatives(page)
             shoot(page, folder / "page-probabilities.png")
+            page.press("Sum of a series", ".conversations")
+            page.wait(lambda: page.all("math"))
+            page.run("document.activeElement.blur()")
+            shoot(page, folder / "page-formulas.png")
+            ask_about_picture(page, Path(name, "circle.png"))
+            shoot(page, folder / "page-picture.png")
             theme(page, "dark")
             page.press("Comprehensions in Python", ".conversations")
             page.press("Settings")
@@ -120,6 +141,20 @@ def tell_story(page: PageDriver) -> None:
                  page.one(f"#param-{name}"), value)  # fmt: skip
     page.press("Close the settings")
     page.send(STORY)
+    page.wait_reply()
+
+
+def ask_about_picture(page: PageDriver, file: Path) -> None:
+    """Ask the model of the tutorial about a picture."""
+    picture = Image.new("RGB", (240, 240), "white")
+    ImageDraw.Draw(picture).ellipse((40, 60, 200, 220), fill=(220, 40, 40))
+    picture.save(file)
+    page.press("New")
+    page.run("const list = document.querySelector('#model'); list.value = 'shapes';"
+             "list.dispatchEvent(new Event('change'))")  # fmt: skip
+    page.one("#composer input[type=file]").send_keys(str(file))
+    page.wait(lambda: page.all(".chip"))
+    page.send("Which colour is it?")
     page.wait_reply()
 
 

@@ -1,5 +1,6 @@
 """Consent for calls of MCP servers, and wrong uses of `--mcp`."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -27,7 +28,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_each_call_is_asked_for(asked: list[bool], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked += [False, True]
     wanted = ToolCall("a_echo", {"message": "hi\x1b[2J", "self": 1})
-    with mcp_functions(str(write_mcp_file(tmp_path, a=["echo"]))) as functions:
+    with mcp_functions(str(write_mcp_file(tmp_path, a=["echo"]))) as start:
+        functions = start()
         (tool,), _ = described(functions.values())
         assert tool["function"]["name"] == "a_echo"
         assert call(functions, wanted) == "echo: hi\x1b[2J"
@@ -39,8 +41,19 @@ def test_each_call_is_asked_for(asked: list[bool], tmp_path: Path, capfd: pytest
 
 
 def test_there_are_none_without_a_file() -> None:
-    with mcp_functions(None) as functions:
-        assert functions == {}
+    with mcp_functions(None) as start:
+        assert start() == {}
+
+
+def test_a_model_that_is_missing_starts_no_server(asked: list[bool], invoke, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    program = {"command": sys.executable, "args": ["-c", f"open({str(started)!r}, 'w')"]}
+    result = invoke("run", str(tmp_path / "none.gguf"), "hi", "--mcp", str(write_mcp_file(tmp_path, a=program)))
+    assert result.exit_code == 1
+    assert "none.gguf: no such file" in result.stderr
+    assert not started.exists()
+    invoke("run", "demo", "hi", "-n", "1", "--mcp", str(tmp_path / "mcp.json"))
+    assert started.exists()
 
 
 def test_hidden_characters_are_spelled() -> None:

@@ -8,7 +8,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli.engine import memory
 from llamacli.engine.memory import CONTEXT, Need, stays_on_disk
-from llamacli.errors import OutOfMemoryError
+from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.model import load_model, need_of
 from llamacli.plugins import Plugins
 from llamacli.util.settings import LoadMode
@@ -63,6 +63,12 @@ def test_weights_that_must_be_in_memory_are_refused(load, capacity, can_map, rem
         stays_on_disk(LoadMode(load), NEED, PATH, can_map=can_map)
     assert str(refused.value) == f"big.gguf: {NUMBERS} 1000 MiB of {capacity} MiB are free{remedy}"
     assert (refused.value.asked, refused.value.available) == (2000 * MIB, 1000 * MIB)
+
+
+def test_weights_that_cannot_be_mapped_and_shall_be_are_refused(has) -> None:
+    has(9000, 9000)
+    with pytest.raises(InvalidRequestError, match=r"big.gguf: load 'map' needs .*, which Windows has not"):
+        stays_on_disk(LoadMode.MAP, NEED, PATH, can_map=False)
 
 
 @pytest.mark.parametrize("name", ["gqa", "moe_8_2", "qwen35"])

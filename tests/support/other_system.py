@@ -7,9 +7,12 @@ import builtins
 import io
 import mmap
 import os
+import select
 import signal
 import subprocess  # noqa: F401 - before the platform changes
 import sys
+import threading
+from pathlib import Path
 
 import numba  # noqa: F401 - as above
 import numpy as np  # noqa: F401 - as above
@@ -48,8 +51,24 @@ def simulate(system: str) -> None:
         sys.modules.update(dict.fromkeys(("fcntl", "resource", "grp", "pwd", "termios", "tty")))
         _take(os, NOT_ON_WINDOWS)
         _take(signal, SIGNALS)
+        _take(select, ("poll", "epoll"))
         _take(mmap, [name for name in dir(mmap) if name.startswith(("MADV_", "MAP_"))])
     sys.platform = system
+
+
+def of_two_stages() -> str:
+    """Text of the demo model, half of whose layers a worker computes."""
+    import llamacli
+    from llamacli.stages.link import Workers
+    from llamacli.stages.worker import Worker, listen
+
+    secret = bytes(16)
+    with listen(("127.0.0.1", 0)) as listener:
+        worker = Worker(Path(llamacli.demo_path()), secret, threads=1)
+        threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
+        engine = Workers((listener.getsockname()[:2],), secret, (1, 1)).engine(1, "memory")
+        with llamacli.load_model("demo", engine=engine) as model:
+            return next(iter(model.generate(["Once upon a time"], max_tokens=12))).text
 
 
 if __name__ == "__main__":
@@ -57,7 +76,8 @@ if __name__ == "__main__":
     import llamacli
     from llamacli.engine.packed_copies import finish_copies
 
-    for load in ("memory", "map"):
+    print(of_two_stages())
+    for load in ("memory", "map") if sys.platform != "win32" else ("memory",):
         with llamacli.load_model("demo", threads=2, load=load) as model, model.create_session() as session:
             session.eval(model.encode("Once upon a time"))
         finish_copies()

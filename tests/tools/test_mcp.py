@@ -180,6 +180,12 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_servers(write_mcp_file(tmp_path, a=["echo"]))
 
 
+def test_servers_end_where_there_are_no_process_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "killpg")
+    (found,) = called(write_mcp_file(tmp_path, a=["pid"]), ("a_pid", {}))
+    assert not is_alive(found["plain_text_response"])
+
+
 def test_closed_servers_answer_no_calls(tmp_path: Path) -> None:
     async def work(servers: McpServers) -> Any:
         await servers.tools()

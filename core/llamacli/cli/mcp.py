@@ -6,6 +6,7 @@ Each call is shown in full before the question.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,36 +21,41 @@ from llamacli.cli.progress import working
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
+    from llamacli.chat.functions import Functions
     from llamacli.tools.mcp import McpServers, McpTool
 
 DECLINED = {"error": "the user has not allowed this call"}
 
 
 @contextlib.contextmanager
-def mcp_functions(path: str | None) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Functions by name that call the tools of a file's servers.
+def mcp_functions(path: str | None) -> Iterator[Callable[[], Functions]]:
+    """Call that returns functions for the tools of a file's servers.
 
-    There are none without a file. The servers end with the context. Raises what `read_servers` raises, and UsageError
-    where nobody can be asked.
+    Its first call starts the servers, which end with the context; without a file there are none. Raises what
+    `read_servers` raises, and UsageError where nobody can be asked.
     """
     if path is None:
-        yield {}
+        yield dict
         return
     from llamacli.tools.mcp import McpServers, read_servers
 
     servers = read_servers(Path(path))
     if not at_terminal():
         raise click.UsageError("--mcp needs a terminal at stdin and stdout: you are asked before each call.")
-    from anyio.from_thread import start_blocking_portal
+    with contextlib.ExitStack() as running:
 
-    with start_blocking_portal("asyncio") as portal:
-        all_servers = McpServers(servers)
-        try:
+        @functools.cache
+        def start() -> Functions:
+            from anyio.from_thread import start_blocking_portal
+
+            portal = running.enter_context(start_blocking_portal("asyncio"))
+            all_servers = McpServers(servers)
+            running.callback(portal.call, all_servers.close)
             with working("starting the MCP servers"):
                 tools = portal.call(all_servers.tools)
-            yield {tool.name: _function(tool, all_servers, portal) for tool in tools}
-        finally:
-            portal.call(all_servers.close)
+            return {tool.name: _function(tool, all_servers, portal) for tool in tools}
+
+        yield start
 
 
 def _function(tool: McpTool, servers: McpServers, portal: BlockingPortal) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -149,7 +150,7 @@ def execute(options: RunOptions) -> str | None:
         return result
 
 
-def _run(options: RunOptions, functions: Functions, repl: Repl | None) -> str | Switch | None:
+def _run(options: RunOptions, functions: Callable[[], Functions], repl: Repl | None) -> str | Switch | None:
     started = time.perf_counter()
     with load(
         options.model, options.mode, options.threads, options.lora, options.load_mode, options.overrides,
@@ -169,7 +170,7 @@ def _run(options: RunOptions, functions: Functions, repl: Repl | None) -> str | 
     return result.completion.stop
 
 
-def _switched(options: RunOptions, functions: Functions, switch: Switch) -> str | Switch | None:
+def _switched(options: RunOptions, functions: Callable[[], Functions], switch: Switch) -> str | Switch | None:
     """Continue a chat with another model, or its own after an error.
 
     Adapters are those of the first model.
@@ -188,7 +189,7 @@ def _switched(options: RunOptions, functions: Functions, switch: Switch) -> str 
 
 
 def _generate(
-    options: RunOptions, functions: Functions, model: Model, load_s: float, repl: Repl | None
+    options: RunOptions, functions: Callable[[], Functions], model: Model, load_s: float, repl: Repl | None
 ) -> Result | Switch | None:
     chats = options.chat.should_chat(model)
     if repl is not None and not chats:
@@ -213,11 +214,10 @@ def _generate(
             options.sampling, model.metadata, session.n_ctx, model.find_sampler, model.added_samplers
         )
         _check(session, params)
-        own = load_functions(options.chat.tools) if options.chat.tools is not None else {}
-        if twice := own.keys() & functions.keys():
-            raise InvalidRequestError(f"--tools and --mcp both have a tool {min(twice)!r}")
-        functions = {**own, **functions}
-        chat = options.chat.create_chat(model, session, options.max_tokens, functions) if chats else None
+        chat = None
+        if chats:
+            tools = _tools(options, functions)
+            chat = options.chat.create_chat(model, session, options.max_tokens, tools)
         saved = session if chat is None else chat
         if options.load_session is not None and repl is None:
             saved.load(options.load_session)
@@ -257,6 +257,14 @@ def _generate(
         stats = RunStats(load_s, session.stats, seed, model.program.timings.shares())
         is_longest = session.n_ctx == model.program.max_positions
         return Result(completion, chats, fields, session.n_ctx, is_longest, stats)
+
+
+def _tools(options: RunOptions, of_servers: Callable[[], Functions]) -> Functions:
+    own = load_functions(options.chat.tools) if options.chat.tools is not None else {}
+    others = of_servers()
+    if twice := own.keys() & others.keys():
+        raise InvalidRequestError(f"--tools and --mcp both have a tool {min(twice)!r}")
+    return {**own, **others}
 
 
 def _create_repl(

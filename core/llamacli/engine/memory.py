@@ -10,7 +10,7 @@ import attrs
 from llamacli.engine.base import QuantMode
 from llamacli.engine.floats import modes_of
 from llamacli.engine.weights import packed_bytes
-from llamacli.errors import OutOfMemoryError
+from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.graph import Graph
 from llamacli.kv import KVLayout
 from llamacli.loaders import ModelFile
@@ -49,10 +49,12 @@ class Need:
 def stays_on_disk(load: LoadMode, need: Need, path: Path, *, can_map: bool) -> bool:
     """Decide whether weights stay on disk, where `can_map` allows it.
 
-    They are mapped from a packed copy then.
-    Raises OutOfMemoryError for what shall be in memory and does not fit: with `can_map` into the free memory, without
-    into all that there is. What is not free then may become so, and a warning has the numbers.
+    They are mapped from a packed copy then. Raises InvalidRequestError for LoadMode.MAP without `can_map`, and
+    OutOfMemoryError for what shall be in memory and does not fit: with `can_map` into the free memory, without into all
+    that there is. What is not free then may become so, and a warning has the numbers.
     """
+    if load is LoadMode.MAP and not can_map:
+        raise InvalidRequestError(f"{path}: load 'map' needs compiled kernels and packed copies, which Windows has not")
     free = available_memory()
     if load is LoadMode.MAP or free is None or fits(need.n_bytes, free):
         return load is LoadMode.MAP

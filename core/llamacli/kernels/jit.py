@@ -180,7 +180,7 @@ def _say_shared(reason: str) -> None:
 
 @functools.cache
 def _announce() -> None:
-    _log.warning("compiling kernels for this CPU; this happens once and takes some seconds")
+    _log.warning("compiling kernels for this CPU, for some seconds; later runs load them from the cache")
 
 
 _unwritable_reasons: list[str] = []

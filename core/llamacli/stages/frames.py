@@ -263,6 +263,8 @@ def _exactly(sock: socket.socket, n: int) -> bytes:
 def _readable(sock: socket.socket, timeout_s: float) -> bool:
     import select
 
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([sock], [], [], timeout_s)[0])
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(1000 * timeout_s))

@@ -45,12 +45,14 @@ def limit() -> int:
     return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
 
 
-def copy_key(files: Iterable[Path], identity: str, mode: str) -> str:
+def copy_key(files: Iterable[Path], identity: str, mode: str) -> str | None:
     """Name of a copy: digest of all that its bytes depend on.
 
-    `files` are the model's, `identity` is the digest of their metadata and of the ends of their tensors. Raises
-    OSError.
+    `files` are the model's, `identity` is the digest of their metadata and of the ends of their tensors. None on
+    Windows, which renames no file that is open or mapped. Raises OSError.
     """
+    if sys.platform == "win32":
+        return None
     stats = [(file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, files)]
     return hashlib.sha256(repr((stats, identity, mode, sources_digest(), sys.byteorder)).encode()).hexdigest()[:32]
 

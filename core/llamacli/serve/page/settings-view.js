@@ -69,7 +69,7 @@ export class SettingsView {
     const kept = recall("prompts", []);
     const label = (text) => (text.length > 40 ? `${text.slice(0, 40)}…` : text);
     const list = el("select", { aria: { label: "Saved system prompts" } },
-      el("option", { value: "" }, kept.length ? "Saved prompts" : "No saved prompts"),
+      el("option", { value: "" }, "Saved prompts"),
       kept.map((text, i) => el("option", { value: String(i) }, label(text))));
     list.value = kept.includes(this.settings.system) ? String(kept.indexOf(this.settings.system)) : "";
     list.addEventListener("change", () => {
@@ -83,7 +83,9 @@ export class SettingsView {
     const others = () => recall("prompts", []).filter((text) => text !== this.settings.system);
     const save = textButton("Save", () => this.settings.system.trim() && keep([...others(), this.settings.system]));
     const remove = textButton("Delete", () => keep(others()));
-    return el("div", { className: "row" }, list, save, remove);
+    list.hidden = !kept.length;
+    remove.hidden = !list.value;
+    return el("div", { className: "field row" }, list, save, remove);
   }
 
   #reset() {
