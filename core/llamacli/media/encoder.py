@@ -31,7 +31,8 @@ from llamacli.hub.repositories import is_encoder
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
-from llamacli.media.pictures import Picture, Pixels, digest, unfolded
+from llamacli.media.pictures import Picture, Pixels, unfolded
+from llamacli.media.sound import digest
 from llamacli.quantization import TensorType, dequantize
 from llamacli.util.locking import fork_safe
 
