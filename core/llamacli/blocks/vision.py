@@ -6,6 +6,7 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
@@ -23,7 +24,7 @@ MAX_SIDE = 1 << 14
 
 
 @attrs.frozen(kw_only=True)
-class TransformerConfig:
+class TransformerConfig(abc.ABC):
     """Hyperparameters of a media encoder's transformer; see `VisionConfig`."""
 
     n_embd: int
@@ -47,6 +48,21 @@ class TransformerConfig:
     causal: bool = False
     n_unread: int = 0
     full_attention: int = 0
+
+    @property
+    @abc.abstractmethod
+    def n_merged(self) -> int:
+        """Patches that become one row of the result."""
+
+    @property
+    def n_behind(self) -> int:
+        """Rows behind the patches: a group with the class token, or none."""
+        return self.n_merged if self.class_token else 0
+
+    @property
+    def n_embd_out(self) -> int:
+        """Numbers of a row that the encoder makes."""
+        return self.n_embd_text
 
 
 @attrs.frozen(kw_only=True)
@@ -166,11 +182,6 @@ class VisionConfig(TransformerConfig):
     def n_patches(self) -> int:
         """Number of patches of a square of `image_size`."""
         return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def n_behind(self) -> int:
-        """Rows behind the patches: a group with the class token, or none."""
-        return self.n_merged if self.class_token else 0
 
     @property
     def max_patches(self) -> int:

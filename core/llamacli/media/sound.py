@@ -1,6 +1,6 @@
 """Sound: decoding of WAV files within limits, resampling, and mel spectrograms.
 
-The spectrograms are Whisper's (Radford et al. 2022, arXiv:2212.04356) as llama.cpp computes them.
+The spectrograms are Whisper's (Radford et al. 2022, arXiv:2212.04356).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Samples = npt.NDArray[np.float32]
 Mel = npt.NDArray[np.float32]
 """Frames of a mel spectrogram, float32 [n_frames, n_mel]."""
 
-RATE = 16_000
+SAMPLE_RATE = 16_000
 """Samples a second that encoders hear."""
 
 HOP, N_FFT = 160, 400
@@ -40,13 +40,13 @@ MAX_SECONDS = 1800
 
 _MAX_RATE, _MIN_RATE, _MAX_CHANNELS = 192_000, 1_000, 16
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-_MEL_FLOOR = 2.0**-24
+_MEL_FLOOR = 1e-10
 _HALF = 16  # zero crossings of the resampling filter on each side
 
 
 @attrs.frozen(eq=False)
 class Sound:
-    """Sound, decoded: `samples`, float32 [n] at `RATE`; `source` is the content of its file, or a WAV file of it."""
+    """Sound, decoded: `samples`, float32 [n] at `SAMPLE_RATE`; `source` is the content of its file, or a WAV file of it."""
 
     samples: Samples
     source: bytes = attrs.field(repr=False)
@@ -56,7 +56,7 @@ class Sound:
         """Sound of a WAV file, its bytes, or an array.
 
         Files have PCM of 8 to 32 bits or floats; channels are averaged, other rates resampled. Arrays are floats [n] at
-        `RATE`. Raises MediaError for a file that cannot be read, is cut or of another type, one beyond `MAX_BYTES` or
+        `SAMPLE_RATE`. Raises MediaError for a file that cannot be read, is cut or of another type, one beyond `MAX_BYTES` or
         `MAX_SECONDS`, and for anything else.
         """
         if isinstance(given, Sound):
@@ -64,7 +64,7 @@ class Sound:
         if isinstance(given, np.ndarray):
             if given.ndim != 1 or given.dtype.kind != "f":
                 raise MediaError(f"an array of sound is floats [n], not {given.dtype} {list(given.shape)}")
-            samples = _checked(given.astype(np.float32), RATE, "the array")
+            samples = _checked(given.astype(np.float32), SAMPLE_RATE, "the array")
             return cls(samples, _wav(samples))
         if isinstance(given, str | os.PathLike):
             name, source = os.fspath(given), read_limited(Path(given), MAX_BYTES, "sound")
@@ -88,48 +88,42 @@ def read_limited(path: Path, limit: int, kind: str) -> bytes:
         raise MediaError(f"{path}: cannot read the {kind}: {error.strerror}") from None
 
 
-def mel_spectrogram(samples: Samples, n_mel: int) -> Mel:
-    """Log-mel spectrogram of frames every `HOP` samples, float32 [n, n_mel].
+def log_mel(samples: Samples, n_mel: int) -> Mel:
+    """Log-mel spectrogram of frames every `HOP` samples, float32 [n // HOP, n_mel].
 
-    `samples` are padded already. The numbers are as those of `torch.stft` with a Hann window, before `normalized`.
+    As Whisper's feature extractor makes it: the samples are mirrored at both ends, what is 8 below the maximum is cut.
     """
-    n = (len(samples) - N_FFT) // HOP + 1
-    frames = np.lib.stride_tricks.sliding_window_view(samples, N_FFT)[::HOP]
-    window = (0.5 * (1.0 - np.cos(2.0 * np.pi * np.arange(N_FFT) / N_FFT))).astype(np.float32)
-    out, filters = np.empty((n, n_mel), np.float32), _filters(n_mel)
-    for start in range(0, n, 1000):
+    padded = np.pad(samples, N_FFT // 2, mode="reflect" if len(samples) > 1 else "edge")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP][: len(samples) // HOP]
+    window = 0.5 * (1.0 - np.cos(2.0 * np.pi * np.arange(N_FFT) / N_FFT))
+    out, filters = np.empty((len(frames), n_mel), np.float32), _filters(n_mel)
+    for start in range(0, len(frames), 1000):
         spectrum = np.fft.rfft(frames[start : start + 1000] * window)
         power = (spectrum.real**2 + spectrum.imag**2) @ filters.T
         out[start : start + 1000] = np.log10(np.maximum(power, _MEL_FLOOR))
-    return out
-
-
-def normalized(mel: Mel) -> Mel:
-    """Spectrogram with what is 8 below its maximum cut, scaled."""
-    scaled: Mel = ((np.maximum(mel, mel.max() - np.float32(8)) + np.float32(4)) / np.float32(4)).astype(np.float32)
-    return scaled
+    return (np.maximum(out, out.max(initial=-np.inf) - np.float32(8)) + np.float32(4)) / np.float32(4)
 
 
 @functools.cache
 def _filters(n_mel: int) -> npt.NDArray[np.float64]:
     """Triangles of Slaney's mel scale with equal areas, [n_mel, N_FFT / 2 + 1]."""
     step, first = np.log(6.4) / 27.0, 15.0
-    top = first + np.log(RATE / 2 / 1000.0) / step
+    top = first + np.log(SAMPLE_RATE / 2 / 1000.0) / step
     points = np.linspace(0.0, top, n_mel + 2)
     hertz = np.where(points < first, points * 200.0 / 3, 1000.0 * np.exp((points - first) * step))
-    bins = np.arange(N_FFT // 2 + 1) * (RATE / N_FFT)
+    bins = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
     left, centre, right = hertz[:-2, None], hertz[1:-1, None], hertz[2:, None]
     rise, fall = (bins - left) / (centre - left), (right - bins) / (right - centre)
-    triangles = np.maximum(0.0, np.minimum(rise, fall)) * (2.0 / (right - left))
-    return triangles.astype(np.float32).astype(np.float64)
+    triangles: npt.NDArray[np.float64] = np.maximum(0.0, np.minimum(rise, fall)) * (2.0 / (right - left))
+    return triangles
 
 
 def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
-    """Samples at `RATE` of samples at another rate, by a windowed sinc filter."""
-    if rate == RATE:
+    """Samples at `SAMPLE_RATE` of samples at another rate, by a windowed sinc filter."""
+    if rate == SAMPLE_RATE:
         return samples.astype(np.float32)
-    divisor = math.gcd(rate, RATE)
-    up, down = RATE // divisor, rate // divisor
+    divisor = math.gcd(rate, SAMPLE_RATE)
+    up, down = SAMPLE_RATE // divisor, rate // divisor
     cutoff = min(1.0, up / down)
     half = math.ceil(_HALF / cutoff)
     n = len(samples) * up // down or 1
@@ -191,7 +185,7 @@ def _samples_of(data: bytes, form: tuple[int, ...], name: str) -> Samples:
     if n > MAX_SECONDS * rate:
         raise MediaError(f"{name}: {n / rate:.0f} seconds are more than the {MAX_SECONDS} of sound")
     samples = _READERS[kind, bits](data[: n * width]).reshape(-1, channels)
-    return _checked(resampled(samples.mean(1, dtype=np.float32), rate), RATE, name)
+    return _checked(resampled(samples.mean(1, dtype=np.float32), rate), SAMPLE_RATE, name)
 
 
 def _checked(samples: Samples, rate: int, name: str) -> Samples:
@@ -224,6 +218,6 @@ def _wav(samples: Samples) -> bytes:
     buffer = io.BytesIO()
     data = samples.astype("<f4").tobytes()
     buffer.write(b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt ")
-    buffer.write(struct.pack("<IHHIIHH", 16, _FLOAT, 1, RATE, RATE * 4, 4, 32))
+    buffer.write(struct.pack("<IHHIIHH", 16, _FLOAT, 1, SAMPLE_RATE, SAMPLE_RATE * 4, 4, 32))
     buffer.write(b"data" + struct.pack("<I", len(data)) + data)
     return buffer.getvalue()

@@ -23,7 +23,7 @@ from llamacli.graph import Graph, Value
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.loaders import ModelFile, open_model_file
-from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of, tile_inputs
+from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of
 from llamacli.media.pictures import Pixels
 from llamacli.ops.base import Op, verb_of
 from llamacli.ops.run import Run, Span
@@ -118,7 +118,7 @@ class Recorded:
         if self.encoder is None:
             raise InvalidRequestError(f"{self.file.path}: it is a language model, which reads no picture by itself")
         tile = [part for part in self.encoder.layout(pixels, self.config) if not isinstance(part, str)][-1]
-        return self._run(*tile_inputs(self.encoder, self.config, tile))
+        return self._run(*self.encoder.inputs(tile, self.config))
 
     def _run(self, inputs: Inputs, order: npt.NDArray[np.int64] | None) -> list[OpValues]:
         ids = inputs.ids
