@@ -211,6 +211,7 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
     if c.positions:
         n_positions = 2 * c.n_positions if c.positions == "axes" else c.n_patches + bool(c.class_token)
         table.add("v.position_embd", n_positions, c.n_embd)
+    table.add("v.pre_ln", c.n_embd, bias=not c.rms, optional=True)
     add_layers(table, c, "v")
     return table
 
@@ -218,7 +219,6 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
 def add_layers(table: TensorTable, c: TransformerConfig, prefix: str) -> None:
     """Add the tensors of a transformer, whose names begin with `prefix`."""
     bias = not c.rms
-    table.add(f"{prefix}.pre_ln", c.n_embd, bias=bias, optional=True)
     for i in range(c.n_layer + c.n_unread):
         block, square = table.block(f"{prefix}.blk", unused=i >= c.n_layer), (c.n_embd, c.n_embd)
         block.add("ln1", c.n_embd, bias=bias)

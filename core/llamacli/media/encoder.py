@@ -185,8 +185,8 @@ class Tile:
     """A tile of a picture or of sound; equal if the rows of embeddings are.
 
     `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels`, of sound the
-    frames of its spectrogram, are None in one that was evaluated by another process. `grid` are its rows and columns of tokens for M-RoPE, with `ids` at
-    position 0, else None.
+    frames of its spectrogram, are None in one that was evaluated by another process. `grid` are its rows and columns of
+    tokens for M-RoPE, with `ids` at position 0, else None.
     """
 
     key: bytes
@@ -397,10 +397,9 @@ class RecordedEncoder:
         Raises ModelFormatError if the file does not fit the encoder, PluginError if the plugin is broken.
         """
         view = _Matrices(file, encoder, metadata or file.metadata)
-        key = f"clip.has_{'audio' if encoder.medium is Sound else 'vision'}_encoder"
-        if not view.metadata.get_bool(key, default=True):
-            kind = "sound" if encoder.medium is Sound else "pictures"
-            raise ModelFormatError(f"{file.path}: {key} = false: it has no encoder of {kind}")
+        kind, what = ("audio", "sound") if encoder.medium is Sound else ("vision", "pictures")
+        if not view.metadata.get_bool(f"clip.has_{kind}_encoder", default=True):
+            raise ModelFormatError(f"{file.path}: clip.has_{kind}_encoder = false: it has no encoder of {what}")
         with plugin_errors(f"media encoder {encoder.name!r}"):
             config: TransformerConfig = encoder.configure_file(view)
             table = encoder.tensors(config)
@@ -412,7 +411,7 @@ class RecordedEncoder:
                 raise PluginError("its patches must attend to each other, and be merged by its configuration's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
-                f"{file.path}: clip.{'audio' if encoder.medium is Sound else 'vision'}.projection_dim = {config.n_embd_text}, and the projector makes rows of "
+                f"{file.path}: clip.{kind}.projection_dim = {config.n_embd_text}, and the projector makes rows of "
                 f"{graph.ops[-1].out.width}"
             )
         return cls(view, config, table, weights, graph)

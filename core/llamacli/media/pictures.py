@@ -5,8 +5,6 @@ Needs Pillow. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import logging
 import math
@@ -22,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import MediaError
-from llamacli.media.sound import read_limited
+from llamacli.media.sound import data_of_base64, read_limited
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of a picture in RGB, uint8 [height, width, 3]."""
@@ -174,16 +172,10 @@ def data_of_uri(uri: str) -> bytes:
 
     Raises MediaError for anything else, and for more than `MAX_BYTES`.
     """
-    head, comma, text = uri[:256].partition(",")
+    head, comma, _ = uri[:256].partition(",")
     if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
         raise MediaError(f"it is not a data URI such as data:image/png;base64,...: {uri[:32]!a}")
-    text = uri[len(head) + 1 :]
-    if len(text) > MAX_BYTES * 4 // 3 + 4:
-        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {MAX_BYTES} of a picture")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"its data URI is not base64: {error}") from None
+    return data_of_base64(uri[len(head) + 1 :], MAX_BYTES, "a picture", "its data URI")
 
 
 def _pillow() -> ModuleType | Any:

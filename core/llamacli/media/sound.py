@@ -5,6 +5,8 @@ The spectrograms are Whisper's (Radford et al. 2022, arXiv:2212.04356).
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import hashlib
 import io
@@ -46,18 +48,21 @@ _HALF = 16  # zero crossings of the resampling filter on each side
 
 @attrs.frozen(eq=False)
 class Sound:
-    """Sound, decoded: `samples`, float32 [n] at `SAMPLE_RATE`; `source` is the content of its file, or a WAV file of it."""
+    """Sound, decoded: `samples`, float32 [n] at `SAMPLE_RATE`.
+
+    `source` is the content of its file, or a WAV file of it.
+    """
 
     samples: Samples
     source: bytes = attrs.field(repr=False)
 
     @classmethod
     def of(cls, given: object) -> Sound:
-        """Sound of a WAV file, its bytes, or an array.
+        """Sound of a file, its bytes, or an array.
 
-        Files have PCM of 8 to 32 bits or floats; channels are averaged, other rates resampled. Arrays are floats [n] at
-        `SAMPLE_RATE`. Raises MediaError for a file that cannot be read, is cut or of another type, one beyond `MAX_BYTES` or
-        `MAX_SECONDS`, and for anything else.
+        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need the package soundfile. Channels are
+        averaged, other rates resampled. Arrays are floats [n] at `SAMPLE_RATE`. Raises MediaError for a file that
+        cannot be read, is cut or of another type, one beyond `MAX_BYTES` or `MAX_SECONDS`, and for anything else.
         """
         if isinstance(given, Sound):
             return given
@@ -71,7 +76,7 @@ class Sound:
         elif isinstance(given, bytes | bytearray | memoryview):
             name, source = "the sound", bytes(given)
         else:
-            raise MediaError(f"sound is a path, bytes of a WAV file or an array, not {type(given).__name__}")
+            raise MediaError(f"sound is a path, bytes of a file or an array, not {type(given).__name__}")
         if len(source) > MAX_BYTES:
             raise MediaError(f"{name}: {len(source)} bytes are more than the {MAX_BYTES} of sound")
         return cls(_decoded(source, str(name)), source)
@@ -86,6 +91,16 @@ def read_limited(path: Path, limit: int, kind: str) -> bytes:
             return file.read(limit + 1)
     except OSError as error:
         raise MediaError(f"{path}: cannot read the {kind}: {error.strerror}") from None
+
+
+def data_of_base64(text: str, limit: int = MAX_BYTES, kind: str = "sound", name: str = "its data") -> bytes:
+    """Bytes of a text in base64. Raises MediaError for another text, and for more than `limit`."""
+    if len(text) > limit * 4 // 3 + 4:
+        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {limit} of {kind}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{name} is not base64: {error}") from None
 
 
 def log_mel(samples: Samples, n_mel: int) -> Mel:
@@ -126,7 +141,7 @@ def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
     up, down = SAMPLE_RATE // divisor, rate // divisor
     cutoff = min(1.0, up / down)
     half = math.ceil(_HALF / cutoff)
-    n = len(samples) * up // down or 1
+    n = -(len(samples) * up // -down)
     padded = np.pad(samples.astype(np.float64), half + 1)
     places = np.arange(n, dtype=np.int64) * down
     whole, phases = places // up, places % up
@@ -149,7 +164,7 @@ def digest(array: npt.NDArray[Any]) -> bytes:
 
 def _decoded(source: bytes, name: str) -> Samples:
     if source[:4] not in (b"RIFF", b"RF64") or source[8:12] != b"WAVE":
-        raise MediaError(f"{name} is no WAV file, the type of sound that is read")
+        return _decoded_by_soundfile(source, name)
     form, at = None, 12
     while at + 8 <= len(source):
         kind, size = source[at : at + 4], struct.unpack_from("<I", source, at + 4)[0]
@@ -172,27 +187,52 @@ def _decoded(source: bytes, name: str) -> Samples:
     raise MediaError(f"{name} is damaged: it has no samples")
 
 
+def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
+    if not source.startswith((b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")):
+        raise MediaError(f"{name} is no sound of a known type: WAV, FLAC, Ogg or MP3")
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: without the library libsndfile
+        raise MediaError(
+            f"{name} is no WAV file; other types need soundfile: pip install soundfile ({error})"
+        ) from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(source)) as file:
+            _expect_form(file.channels, file.samplerate, name)
+            samples = file.read(MAX_SECONDS * file.samplerate + 1, "float32", always_2d=True)
+            rate = file.samplerate
+    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
+        raise MediaError(f"{name} is damaged: {' '.join(str(error).split())[:120]}") from None
+    return _mono(samples, rate, name)
+
+
 def _samples_of(data: bytes, form: tuple[int, ...], name: str) -> Samples:
     kind, channels, rate, _, _, bits = form
     if (kind, bits) not in _READERS:
         raise MediaError(f"{name}: samples of format {kind} with {bits} bits are not read; save it as PCM of 16 bits")
+    _expect_form(channels, rate, name)
+    width = channels * bits // 8
+    n = min(len(data) // width, MAX_SECONDS * rate + 1)
+    return _mono(_READERS[kind, bits](data[: n * width]).reshape(-1, channels), rate, name)
+
+
+def _expect_form(channels: int, rate: int, name: str) -> None:
     if not _MIN_RATE <= rate <= _MAX_RATE or not 0 < channels <= _MAX_CHANNELS:
         raise MediaError(
             f"{name}: {channels} channels at {rate} Hz; up to {_MAX_CHANNELS} at {_MIN_RATE} to {_MAX_RATE} Hz are read"
         )
-    width = channels * bits // 8
-    n = len(data) // width
-    if n > MAX_SECONDS * rate:
-        raise MediaError(f"{name}: {n / rate:.0f} seconds are more than the {MAX_SECONDS} of sound")
-    samples = _READERS[kind, bits](data[: n * width]).reshape(-1, channels)
-    return _checked(resampled(samples.mean(1, dtype=np.float32), rate), SAMPLE_RATE, name)
+
+
+def _mono(samples: npt.NDArray[np.float32], rate: int, name: str) -> Samples:
+    """Mean of the channels of samples [n, channels] at `SAMPLE_RATE`."""
+    return resampled(_checked(samples.mean(1, dtype=np.float32), rate, name), rate)
 
 
 def _checked(samples: Samples, rate: int, name: str) -> Samples:
     if not len(samples):
         raise MediaError(f"{name}: sound of 0 seconds is empty")
     if len(samples) > MAX_SECONDS * rate:
-        raise MediaError(f"{name}: {len(samples) / rate:.0f} seconds are more than the {MAX_SECONDS} of sound")
+        raise MediaError(f"{name}: it is longer than the {MAX_SECONDS} seconds of sound that are read")
     if not np.isfinite(samples).all():
         raise MediaError(f"{name}: its samples are not finite")
     return samples

@@ -124,8 +124,8 @@ def conv_2d(
     A row has `size` = (times, freqs) times and frequencies of n_in numbers each. The rows of a sequence, which begins
     at position 0, follow each other in time; it has `n_times` times, and its last row may have more. `kernel` are the
     taps, odd numbers, and `stride` the steps, both of time and frequency; x is 0 outside of the sequence. Frequencies
-    that are one row of n_in numbers, of a size (times, 1), are the channels of a conv1d. With `channels_first` a time of
-    the result is (n_out, freqs_out), as a matrix after a conv2d reads it.
+    that are one row of n_in numbers, of a size (times, 1), are the channels of a conv1d. With `channels_first` a time
+    of the result is (n_out, freqs_out), as a matrix after a conv2d reads it.
 
     Formula: `out[t, f] = bias + sum(weight[:, :, k, j] @ x[t * st + j - kt // 2, f * sf + k - kf // 2])` over all taps
     Shapes: x [n, times * freqs * n_in], weight (n_out, n_in * kf * kt), bias (n_out,); out [n, times / st * freqs_out *
