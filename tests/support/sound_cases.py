@@ -63,7 +63,7 @@ def write_hearing(folder: Path, name: str, **wrong: Any) -> Path:
     case = CASES[name]
     metadata = {
         "general.type": "mmproj", "general.name": f"tiny {name}", "clip.has_audio_encoder": True,
-         "clip.audio.projector_type" if name == "qwen3a" else "clip.projector_type": name,
+        "clip.audio.projector_type" if name == "qwen3a" else "clip.projector_type": name,
         **{f"clip.audio.{key}": value for key, value in (KEYS | case.keys).items()},
     }  # fmt: skip
     config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, "mmproj.gguf"))

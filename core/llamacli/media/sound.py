@@ -202,7 +202,7 @@ def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
             samples = file.read(MAX_SECONDS * file.samplerate + 1, "float32", always_2d=True)
             rate = file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        raise MediaError(f"{name} is damaged: {' '.join(str(error).split())[:120]}") from None
+        raise MediaError(f"{name} is damaged: {str(error).rpartition('>: ')[2][:120]}") from None
     return _mono(samples, rate, name)
 
 
