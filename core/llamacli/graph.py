@@ -28,6 +28,7 @@ from llamacli.ops.clamp import clamp
 from llamacli.ops.class_token import class_token
 from llamacli.ops.columns import columns
 from llamacli.ops.concat import concat
+from llamacli.ops.conv_2d import conv_2d
 from llamacli.ops.decoder import Decoder, decoder
 from llamacli.ops.deepstack import Deepstack, deepstack
 from llamacli.ops.div import div
@@ -82,6 +83,7 @@ class Graph(Recorder):
     clamp = clamp
     columns = columns
     concat = concat
+    conv_2d = conv_2d
     decoder = decoder
     deepstack = deepstack
     div = div

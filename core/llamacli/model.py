@@ -128,7 +128,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         return self.metadata.get_str("general.name", "") or self.arch
 
     def media_encoder(self) -> LoadedEncoder:
-        """Encoder of pictures, from the model's mmproj file.
+        """Encoder of pictures or sound, from the model's mmproj file.
 
         That file is the one given to `load_model`, or one in the folder of the model's. The first call loads it. Raises
         MediaError if there is none, ClosedError after close(), and what `load_model` raises for a mmproj file.
@@ -136,13 +136,13 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         found = self.find_media_encoder()
         if found is None:
             raise MediaError(
-                f"the model {self.name!r} has no encoder of pictures: there is no mmproj file of it in its folder; "
-                "name one by `mmproj`"
+                f"the model {self.name!r} has no encoder of pictures or sound: there is no mmproj file of it in its "
+                "folder; name one by `mmproj`"
             )
         return found
 
     def find_media_encoder(self) -> LoadedEncoder | None:
-        """Encoder of pictures as `media_encoder` returns it, None if there is none."""
+        """Encoder as `media_encoder` returns it, None if there is none."""
         self.program  # noqa: B018 - raises ClosedError
         with self._media_lock:
             self._media = self._media or self._load_media(self)

@@ -34,6 +34,7 @@ from llamacli.errors import TokenizerError as TokenizerError
 from llamacli.ops.activations import Activation as Activation
 from llamacli.ops.activations import exp as exp
 from llamacli.ops.activations import gelu as gelu
+from llamacli.ops.activations import gelu_erf as gelu_erf
 from llamacli.ops.activations import gelu_quick as gelu_quick
 from llamacli.ops.activations import relu as relu
 from llamacli.ops.activations import identity as identity
@@ -76,6 +77,11 @@ from llamacli.checkpoints.layout import Conversion as Conversion
 from llamacli.checkpoints.layout import Settings as Settings
 
 # Media encoders
+from llamacli.blocks.sound import SoundConfig as SoundConfig
+from llamacli.blocks.sound import sound_layers as sound_layers
+from llamacli.blocks.sound import sound_tower as sound_tower
+from llamacli.blocks.sound import whisper as whisper
+from llamacli.blocks.sound import whisper_tensors as whisper_tensors
 from llamacli.blocks.vision import VisionConfig as VisionConfig
 from llamacli.blocks.vision import bounded as bounded
 from llamacli.blocks.vision import mlp as mlp
@@ -84,11 +90,16 @@ from llamacli.blocks.vision import vision_tensors as vision_tensors
 from llamacli.blocks.vision import vision_tower as vision_tower
 from llamacli.loaders import ModelFile as ModelFile
 from llamacli.media.encoder import MediaEncoder as MediaEncoder
+from llamacli.media.encoder import SoundEncoder as SoundEncoder
 from llamacli.media.pictures import Pixels as Pixels
 from llamacli.media.pictures import fitting as fitting
 from llamacli.media.pictures import padded as padded
 from llamacli.media.pictures import resized as resized
 from llamacli.media.pictures import tiled as tiled
+from llamacli.media.sound import SAMPLE_RATE as SAMPLE_RATE
+from llamacli.media.sound import Mel as Mel
+from llamacli.media.sound import Samples as Samples
+from llamacli.media.sound import log_mel as log_mel
 
 # Verbs
 from llamacli.ops.base import MakeParam as MakeParam

@@ -247,7 +247,8 @@ class Plugins:
         if projector not in known:
             installed = ", ".join(sorted({*claims, *known})) or "none"
             raise UnknownArchitectureError(
-                f"no installed plugin encodes pictures for clip.projector_type = {projector!r} (installed: {installed})"
+                f"no installed plugin encodes pictures or sound for clip.projector_type = {projector!r} (installed: "
+                f"{installed})"
             )
         return known[projector]
 

@@ -248,7 +248,7 @@ class TestFolder:
     def test_a_model_without_a_file(self, tmp_path: Path) -> None:
         with load(tmp_path, "idefics3") as model:
             (tmp_path / "mmproj-text.gguf").unlink()
-            with pytest.raises(MediaError, match="no encoder of pictures: there is no mmproj file"):
+            with pytest.raises(MediaError, match="no encoder of pictures or sound: there is no mmproj file"):
                 model.media_encoder()
 
     def test_the_one_that_fits_is_taken(self, tmp_path: Path) -> None:

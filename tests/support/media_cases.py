@@ -225,7 +225,14 @@ def write_text(path: Path, name: str, *, typed: bool = False, special: Sequence[
     With `typed`, its template takes lists of parts.
     """
     case = CASES[name]
-    kinds = dict.fromkeys((*special, *case.special), CONTROL)
+    return write_words(path, case.text, case.text_keys, (*special, *case.special), seed=f"media {name}", typed=typed)
+
+
+def write_words(
+    path: Path, text: Architecture, keys: Mapping[str, Any], special: Sequence[str], *, seed: str, typed: bool = False
+) -> Path:
+    """Write a text model with special tokens."""
+    kinds = dict.fromkeys(special, CONTROL)
     words = byte_level(["\n \n"], kinds, bos_token_id=257, eos_token_id=258, add_bos_token=False)
     words["tokenizer.ggml.tokens"][256:257] = ["\u010a\u010a"]
     n_vocab = len(words["tokenizer.ggml.tokens"])
@@ -234,10 +241,10 @@ def write_text(path: Path, name: str, *, typed: bool = False, special: Sequence[
         "tokenizer.ggml.scores": None,
         "tokenizer.ggml.token_type": [int(kind) for kind in words["tokenizer.ggml.token_type"]],
         "tokenizer.chat_template": TYPED_TEMPLATE if typed else TEMPLATE,
-        f"{case.text.name}.vocab_size": n_vocab,
+        f"{text.name}.vocab_size": n_vocab,
     }
-    keys = {"embedding_length": N_EMBD, "context_length": 1024, **case.text_keys}
-    return write_architecture(path, architecture=case.text, keys=keys, metadata=words, seed=f"media {name}")
+    keys = {"embedding_length": N_EMBD, "context_length": 1024, **keys}
+    return write_architecture(path, architecture=text, keys=keys, metadata=words, seed=seed)
 
 
 def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None, seed: str = "", **wrong: Any) -> Path:

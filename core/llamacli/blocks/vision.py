@@ -6,7 +6,8 @@ directions; tensors are named `v.*` as in llama.cpp's mmproj files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import abc
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
 import attrs
@@ -23,7 +24,49 @@ MAX_SIDE = 1 << 14
 
 
 @attrs.frozen(kw_only=True)
-class VisionConfig:
+class TransformerConfig(abc.ABC):
+    """Hyperparameters of a media encoder's transformer; see `VisionConfig`."""
+
+    n_embd: int
+    n_layer: int
+    n_head: int
+    head_dim: int
+    n_ff: int
+    layer_norm_eps: float
+    n_embd_text: int
+    activation: Formula
+    rms: bool = False
+    gated: bool = False
+    ropes: tuple[Rope, ...] = ()
+    class_token: Literal["", "dropped", "kept"] = ""
+    layer_scale: bool = False
+    qk_norm: Literal["", "row", "head"] = ""
+    v_norm: bool = False
+    post_norms: bool = False
+    score_scale: float = 0.0
+    clamps: Mapping[str, tuple[float, float, float, float]] = attrs.field(factory=dict)
+    causal: bool = False
+    n_unread: int = 0
+    full_attention: int = 0
+
+    @property
+    @abc.abstractmethod
+    def n_merged(self) -> int:
+        """Patches that become one row of the result."""
+
+    @property
+    def n_behind(self) -> int:
+        """Rows behind the patches: a group with the class token, or none."""
+        return self.n_merged if self.class_token else 0
+
+    @property
+    def n_embd_out(self) -> int:
+        """Numbers of a row that the encoder makes."""
+        return self.n_embd_text
+
+
+@attrs.frozen(kw_only=True)
+class VisionConfig(TransformerConfig):
     """Hyperparameters of a vision transformer, keys `clip.vision.*` of a mmproj file.
 
     Of the file:
@@ -60,38 +103,17 @@ class VisionConfig:
     - `deepstack`: layers whose hidden states are embeddings too, beside the last layer.
     """
 
-    n_embd: int
-    n_layer: int
-    n_head: int
-    head_dim: int
-    n_ff: int
-    layer_norm_eps: float
     image_size: int
     patch_size: int
     n_merge: int
-    n_embd_text: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    activation: Formula
     longest_edge: int = 0
     tokens: tuple[int, int] = (0, 0)
     tile_sizes: tuple[tuple[int, int], ...] = ()
     n_frames: int = 1
-    rms: bool = False
-    gated: bool = False
     positions: Literal["", "learned", "grid", "corners", "axes"] = "learned"
     n_positions: int = 0
-    ropes: tuple[Rope, ...] = ()
-    class_token: Literal["", "dropped", "kept"] = ""
-    layer_scale: bool = False
-    qk_norm: Literal["", "row", "head"] = ""
-    v_norm: bool = False
-    post_norms: bool = False
-    score_scale: float = 0.0
-    clamps: Mapping[str, tuple[float, float, float, float]] = attrs.field(factory=dict)
-    causal: bool = False
-    n_unread: int = 0
-    full_attention: int = 0
     n_projector: int = 0
     deepstack: tuple[int, ...] = ()
 
@@ -162,14 +184,14 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2
 
     @property
-    def n_behind(self) -> int:
-        """Rows behind the patches: a group with the class token, or none."""
-        return self.n_merge**2 if self.class_token else 0
-
-    @property
     def max_patches(self) -> int:
         """Largest number of patches of a tile."""
-        return self.tokens[1] * self.n_merge**2 or self.n_patches
+        return self.tokens[1] * self.n_merged or self.n_patches
+
+    @property
+    def n_merged(self) -> int:
+        """Patches that become one row of the result."""
+        return self.n_merge**2
 
     @property
     def n_embd_out(self) -> int:
@@ -179,7 +201,7 @@ class VisionConfig:
 
 def vision_tensors(c: VisionConfig) -> TensorTable:
     """Tensors of a vision transformer, without a projector."""
-    table, bias = TensorTable(), not c.rms
+    table = TensorTable()
     table.add_tensor("v.patch_embd.weight", c.n_embd, 3 * c.patch_size**2)
     for frame in range(1, c.n_frames):
         table.add_tensor(f"v.patch_embd.weight.{frame}", c.n_embd, 3 * c.patch_size**2)
@@ -189,9 +211,16 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
     if c.positions:
         n_positions = 2 * c.n_positions if c.positions == "axes" else c.n_patches + bool(c.class_token)
         table.add("v.position_embd", n_positions, c.n_embd)
-    table.add("v.pre_ln", c.n_embd, bias=bias, optional=True)
+    table.add("v.pre_ln", c.n_embd, bias=not c.rms, optional=True)
+    add_layers(table, c, "v")
+    return table
+
+
+def add_layers(table: TensorTable, c: TransformerConfig, prefix: str) -> None:
+    """Add the tensors of a transformer, whose names begin with `prefix`."""
+    bias = not c.rms
     for i in range(c.n_layer + c.n_unread):
-        block, square = table.block("v.blk", unused=i >= c.n_layer), (c.n_embd, c.n_embd)
+        block, square = table.block(f"{prefix}.blk", unused=i >= c.n_layer), (c.n_embd, c.n_embd)
         block.add("ln1", c.n_embd, bias=bias)
         block.add_fused("attn_qkv", bias=True, attn_q=square, attn_k=square, attn_v=square)
         for name in ("attn_q_norm", "attn_k_norm") if c.qk_norm else ():
@@ -209,8 +238,7 @@ def vision_tensors(c: VisionConfig) -> TensorTable:
         # Old files have the names of the two matrices the other way round.
         block.add("ffn_up", c.n_ff, c.n_embd, bias=True, other=(c.n_embd, c.n_ff))
         block.add("ffn_down", c.n_embd, c.n_ff, bias=True, other=(c.n_ff, c.n_embd))
-    table.add("v.post_ln", c.n_embd, bias=bias, optional=True)
-    return table
+    table.add(f"{prefix}.post_ln", c.n_embd, bias=bias, optional=True)
 
 
 def vision_tower(g: Graph, c: VisionConfig, w: Weights) -> Value:
@@ -223,19 +251,29 @@ def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
 
     The result is the last layer's, normalised where the file has a norm behind it.
     """
-    x, layers, kv = _patch_embeddings(g, c, w), list[Value](), None
-    for i, block in enumerate(w.v_blk, start=1):
-        # Rows that fill up the class token's group are outside of the one window, the whole picture.
-        in_windows = c.n_behind > 1 or (bool(c.full_attention) and i % c.full_attention != 0)
+    layers = transformer_layers(g, c, _patch_embeddings(g, c, w), w.v_blk, is_filled=c.n_behind > 1)
+    return [*layers[1:], _norm(g, c, layers[-1], w.v_post_ln) if w.v_post_ln else layers[-1]]
+
+
+def transformer_layers(
+    g: Graph, c: TransformerConfig, x: Value, blocks: Iterable[Params], *, is_filled: bool = False
+) -> list[Value]:
+    """Record the layers of a transformer: x, and the hidden states behind each.
+
+    With `is_filled` rows behind the others are outside of the one window, the whole input.
+    """
+    layers, kv = [x], None
+    for i, block in enumerate(blocks, start=1):
+        in_windows = is_filled or (bool(c.full_attention) and i % c.full_attention != 0)
         x, kv = _attention(g, c, block, x, kv, in_windows=in_windows)
         x = x + _added(g, c, block, "ffn_post_norm", "ls2", _feed_forward(g, c, block, _norm(g, c, x, block.ln2)))
         if c.post_norms and block.out_scale:
             x = g.scale(x, block.out_scale)
         layers.append(x)
-    return [*layers, _norm(g, c, x, w.v_post_ln) if w.v_post_ln else x]
+    return layers
 
 
-def bounded(g: Graph, c: VisionConfig, x: Value, param: Param) -> Value:
+def bounded(g: Graph, c: TransformerConfig, x: Value, param: Param) -> Value:
     """Record a matrix product, its input and output within bounds."""
     if param.weight.name not in c.clamps:
         return g.linear(x, param)
@@ -267,12 +305,12 @@ def _patch_embeddings(g: Graph, c: VisionConfig, w: Weights) -> Value:
     return _norm(g, c, x, w.v_pre_ln) if w.v_pre_ln else x
 
 
-def _norm(g: Graph, c: VisionConfig, x: Value, param: Param, head_dim: int | None = None) -> Value:
+def _norm(g: Graph, c: TransformerConfig, x: Value, param: Param, head_dim: int | None = None) -> Value:
     return (g.rms_norm if c.rms else g.layer_norm)(x, param, c.layer_norm_eps, head_dim)
 
 
 def _attention(
-    g: Graph, c: VisionConfig, block: Params, x: Value, kv: KeyValues | None, *, in_windows: bool
+    g: Graph, c: TransformerConfig, block: Params, x: Value, kv: KeyValues | None, *, in_windows: bool
 ) -> tuple[Value, KeyValues]:
     normed = _norm(g, c, x, block.ln1)
     q, k, v = (bounded(g, c, normed, param) for param in (block.attn_q, block.attn_k, block.attn_v))
@@ -291,14 +329,14 @@ def _attention(
     return x + _added(g, c, block, "attn_post_norm", "ls1", bounded(g, c, seen, block.attn_out)), kv
 
 
-def _added(g: Graph, c: VisionConfig, block: Params, norm: str, scale: str, x: Value) -> Value:
+def _added(g: Graph, c: TransformerConfig, block: Params, norm: str, scale: str, x: Value) -> Value:
     factors = getattr(block, scale) if c.layer_scale else None
     x = g.mul(x, factors) if factors else x
     weight = getattr(block, norm) if c.post_norms else None
     return _norm(g, c, x, weight) if weight else x
 
 
-def _feed_forward(g: Graph, c: VisionConfig, block: Params, x: Value) -> Value:
+def _feed_forward(g: Graph, c: TransformerConfig, block: Params, x: Value) -> Value:
     up, down = block.ffn_up, block.ffn_down
     if up.weight.shape != (c.n_ff, c.n_embd):
         up, down = down, up

@@ -44,8 +44,9 @@ from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.inputs import Inputs
-from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.encoder import LoadedEncoder, Medium
 from llamacli.media.pictures import Picture, data_of_uri
+from llamacli.media.sound import Sound, data_of_base64
 from llamacli.sampling import Candidates, SamplerChain, SamplingParams, build_chain
 from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
@@ -373,7 +374,7 @@ class _Run:
 
 def _prompt(
     rendering: Rendering,
-    pictures: Mapping[str, Picture],
+    pictures: Mapping[str, Medium],
     codec: ChatCodec,
     media: Callable[[], LoadedEncoder | None],
 ) -> Sequence[int] | Inputs:
@@ -418,7 +419,7 @@ def _as_message(message: Any, i: int, media: Callable[[], LoadedEncoder | None])
         raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
     role, content = message["role"], message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        sees = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content) and media()
+        sees = any(isinstance(part, Mapping) and part.get("type") in _MEDIA for part in content) and media()
         path = f"messages[{i}].content"
         content = _seen(content, path) if sees else text_of_parts(map(_part, content), path)
     elif content is not None and not isinstance(content, str):
@@ -429,23 +430,29 @@ def _as_message(message: Any, i: int, media: Callable[[], LoadedEncoder | None])
     return result
 
 
-def _seen(content: Sequence[Any], path: str) -> list[str | Picture]:
-    """Texts and pictures of a content.
+_MEDIA = {"image_url": "url", "input_audio": "data"}
+"""Types of parts with media, and the fields of them."""
 
-    Texts that follow each other are joined by newlines. Raises MediaError for an address that is no data URI, or has no
-    picture.
+
+def _seen(content: Sequence[Any], path: str) -> list[str | Medium]:
+    """Texts, pictures and sound of a content.
+
+    Texts that follow each other are joined by newlines. Raises MediaError for an address that is no data URI, or what
+    is no picture or sound.
     """
-    parts: list[str | Picture] = []
+    parts: list[str | Medium] = []
     for i, part in enumerate(content):
-        if isinstance(part, Mapping) and part.get("type") == "image_url":
-            given = part.get("image_url")
-            url = given.get("url") if isinstance(given, Mapping) else given
-            if not isinstance(url, str):
-                raise InvalidRequestError(f"{path}[{i}].image_url.url must be a text, not {url!r}")
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _MEDIA:
+            given = part.get(kind)
+            data = given.get(_MEDIA[kind]) if isinstance(given, Mapping) else given
+            if not isinstance(data, str):
+                raise InvalidRequestError(f"{path}[{i}].{kind}.{_MEDIA[kind]} must be a text, not {data!r}")
             try:
-                parts.append(Picture.of(data_of_uri(url)))
+                is_picture = kind == "image_url"
+                parts.append(Picture.of(data_of_uri(data)) if is_picture else Sound.of(data_of_base64(data)))
             except MediaError as error:
-                raise MediaError(f"{path}[{i}].image_url: {error}") from None
+                raise MediaError(f"{path}[{i}].{kind}: {error}") from None
         else:
             text = text_of_part(*_part(part), f"{path}[{i}]")
             parts += ["\n", text] if parts and isinstance(parts[-1], str) else [text]

@@ -13,6 +13,7 @@ from llamacli.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from llamacli.media.pictures import Picture
+    from llamacli.media.sound import Sound
 
 
 @attrs.frozen
@@ -64,7 +65,7 @@ class Message:
 
     `role` is "user", "assistant" or "tool". An assistant's message may have `reasoning` and `tool_calls` beside its
     `content`; a tool's has the `name` of the tool and the `tool_call_id` of the call that it answers. A user's may have
-    `images`, which come before its content.
+    `images` and `audio`, which come before its content.
     """
 
     role: str
@@ -74,15 +75,22 @@ class Message:
     name: str = ""
     tool_call_id: str = ""
     images: tuple[Picture, ...] = ()
+    audio: tuple[Sound, ...] = ()
+
+    @property
+    def media(self) -> tuple[Picture | Sound, ...]:
+        """What comes before the content."""
+        return (*self.images, *self.audio)
 
     def as_dict(self) -> dict[str, Any]:
         """Dictionary form as in OpenAI's API and chat templates.
 
-        Empty fields are left out, except the content. Images are the content of their files, in base64.
+        Empty fields are left out, except the content. Images and audio are the content of their files, in base64.
         """
         message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.images:
-            message["images"] = [base64.b64encode(image.source).decode() for image in self.images]
+        for name, media in (("images", self.images), ("audio", self.audio)):
+            if media:
+                message[name] = [base64.b64encode(one.source).decode() for one in media]
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
@@ -121,6 +129,7 @@ class Message:
                 message.get("name", ""),
                 message.get("tool_call_id", ""),
                 tuple(map(_picture, message.get("images", ()))),
+                tuple(map(_sound, message.get("audio", ()))),
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidRequestError(f"not a message of a conversation: {str(message)[:80]}") from None
@@ -135,6 +144,12 @@ def _picture(image: str) -> Picture:
     from llamacli.media.pictures import Picture  # with NumPy, which the command line imports late
 
     return Picture.of(base64.b64decode(image, validate=True))
+
+
+def _sound(audio: str) -> Sound:
+    from llamacli.media.sound import Sound
+
+    return Sound.of(base64.b64decode(audio, validate=True))
 
 
 def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...] | None:

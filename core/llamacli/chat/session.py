@@ -29,6 +29,7 @@ from llamacli.gguf import Metadata
 from llamacli.kv.prefixes import n_common
 from llamacli.media.encoder import LoadedEncoder, Tile
 from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.sampling import SamplerChain, SamplingParams
 from llamacli.session import Session
 from llamacli.util.asynchronous import in_threads
@@ -100,23 +101,26 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         """True if the last message is waiting for a reply."""
         return bool(self.history) and self.history[-1].role != "assistant"
 
-    def add_user(self, text: str, images: Sequence[object] = ()) -> None:
+    def add_user(self, text: str, images: Sequence[object] = (), audio: Sequence[object] = ()) -> None:
         """Add a user message, or replace the last one if unanswered.
 
-        `images`, which come before the text, are paths, the bytes of files, Pillow images or arrays, see
-        `llamacli.media.pictures.Picture.of`. Raises MediaError for one that cannot be read, and if the model has no
-        encoder of pictures.
+        `images` and `audio`, which come before the text, are paths, the bytes of files, Pillow images or arrays, see
+        `llamacli.media.pictures.Picture.of` and `llamacli.media.sound.Sound.of`. Raises MediaError for one that cannot
+        be read, and if the model has no encoder of it.
         """
         if not isinstance(text, str):
             raise InvalidRequestError(f"the text of a user message is a str, not {type(text).__name__}")
         if isinstance(images, str | bytes | os.PathLike):
             raise InvalidRequestError("images is a list of pictures: put a single one into a list")
-        if len(images):
-            self.media_encoder()
-        pictures = tuple(map(Picture.of, images))
+        if isinstance(audio, str | bytes | os.PathLike):
+            raise InvalidRequestError("audio is a list of sounds: put a single one into a list")
+        for medium, given in ((Picture, images), (Sound, audio)):
+            if len(given):
+                self.media_encoder().expect(medium)
+        pictures, sounds = tuple(map(Picture.of, images)), tuple(map(Sound.of, audio))
         if self.history and self.history[-1].role == "user":
             self.history.pop()
-        self.history.append(Message("user", text, images=pictures))
+        self.history.append(Message("user", text, images=pictures, audio=sounds))
 
     def add_tool_result(self, call: ToolCall, result: Any) -> None:
         """Add the result of a tool call, as text or JSON."""
@@ -365,10 +369,10 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
     def _render(self, more: Sequence[Message], *, prompting: bool) -> Rendering:
         history = (*self.history, *more)
-        messages = [attrs.evolve(message, images=()).as_dict() for message in history]
+        messages = [attrs.evolve(message, images=(), audio=()).as_dict() for message in history]
         for message, shown in zip(messages, history, strict=True):
-            if shown.images:
-                message["content"] = [*shown.images, shown.content]
+            if shown.media:
+                message["content"] = [*shown.media, shown.content]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         messages, pictures = marked(messages)
@@ -382,9 +386,9 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         return with_pictures(rendering, layouts, encoder, self.model.tokenizer)
 
     def media_encoder(self) -> LoadedEncoder:
-        """Encoder of pictures of the model, see `Model.media_encoder`."""
+        """Encoder of pictures or sound of the model, see `Model.media_encoder`."""
         if self._media is None:
-            raise MediaError(f"the model {self.model.name!r} has no encoder of pictures")
+            raise MediaError(f"the model {self.model.name!r} has no encoder of pictures or sound")
         return self._media()
 
 

@@ -139,12 +139,13 @@ def reply_once(
     params: SamplingParams,
     *,
     images: Sequence[str],
+    audio: Sequence[str],
     on_start: Callable[[], None],
     on_piece: Callable[[Piece], None] | None,
 ) -> Completion:
     """Reply to a prompt, passing each piece to `on_piece`.
 
-    `images` are files of pictures that come before it. Calls of functions are answered until a reply has none.
+    `images` and `audio` are files that come before it. Calls of functions are answered until a reply has none.
 
     `on_start` is called once the prompt is known to fit. Raises InvalidRequestError if it does not, or is empty.
     """
@@ -152,9 +153,9 @@ def reply_once(
     from llamacli.cli.functions import answer_calls
     from llamacli.cli.generate import Completion, prompt_too_long
 
-    if not prompt and not images:
+    if not (prompt or images or audio):
         raise InvalidRequestError("there is no prompt to reply to (with --raw the model generates text without one)")
-    chat.add_user(prompt, images)
+    chat.add_user(prompt, images, audio)
     content: list[str] = []
 
     def reply() -> str:

@@ -27,6 +27,7 @@ from llamacli.cli.tokenize import shown_piece
 from llamacli.cli.wrap import flowed, word_wrap
 from llamacli.errors import ContextOverflowError, InvalidRequestError, LlamaCliError, MediaError
 from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.util.files import replacing
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Repl:
         self._chat, self._settings, self._shift = settings.chat, settings, shift
         self._number = None if logged is None else logged.id
         self._model, self._about = "", dict[str, str]()
-        self._attached: list[tuple[Path, str | Picture]] = []
+        self._attached: list[tuple[Path, str | Picture | Sound]] = []
         self._draft = ""
         self._input = Input(_COMMANDS, _FILES, NAMES)
 
@@ -126,7 +127,7 @@ class Repl:
             return text
         names = ", ".join(path.name for path in paths)
         try:
-            self._chat.media_encoder()
+            self._chat.media_encoder().expect(Picture)
         except MediaError as error:
             note(f"({names}: not attached, the path is sent: {one_line(error)})")
             return text
@@ -135,28 +136,35 @@ class Repl:
         note(f"({names}: attached)")
         return rest
 
-    def attach(self, image: str) -> None:
-        """Attach the picture of a file to the next message.
+    def attach(self, images: Sequence[str] = (), audio: Sequence[str] = ()) -> None:
+        """Attach files of pictures and of sound to the next message.
 
-        Raises MediaError if it cannot be read, or the model has no encoder of pictures.
+        Raises MediaError if one cannot be read, or the model has no encoder of it.
         """
-        self._chat.media_encoder()
-        self._attached.append((Path(image), Picture.of(image)))
+        for medium, paths in ((Picture, images), (Sound, audio)):
+            for path in paths:
+                self._chat.media_encoder().expect(medium)
+                self._attached.append((Path(path), medium.of(path)))
 
     def _send(
-        self, text: str, attached: Sequence[tuple[Path, str | Picture]] = (), images: Sequence[Picture] = ()
+        self,
+        text: str,
+        attached: Sequence[tuple[Path, str | Picture | Sound]] = (),
+        media: Sequence[Picture | Sound] = (),
     ) -> None:
         """Send a message with files; without a reply all come back."""
-        texts = [content for _, content in attached if isinstance(content, str)]
-        pictures = [content for _, content in attached if isinstance(content, Picture)]
-        self._chat.add_user("\n\n".join(filter(None, [*texts, text])), [*images, *pictures])
+        contents = [*media, *(content for _, content in attached)]
+        texts = [content for content in contents if isinstance(content, str)]
+        images = [content for content in contents if isinstance(content, Picture)]
+        audio = [content for content in contents if isinstance(content, Sound)]
+        self._chat.add_user("\n\n".join(filter(None, [*texts, text])), images, audio)
         answered = False
         try:
             answered = self._reply()
         except (LlamaCliError, OSError, MemoryError) as error:
             note(f"error: {one_line(error)}")
         if not answered:
-            self._attached[:0], self._draft = [*((Path("image"), image) for image in images), *attached], text
+            self._attached[:0], self._draft = [*((Path("file"), one) for one in media), *attached], text
             files = f" with {', '.join(path.name for path, _ in attached)}" if attached else ""
             note(f"(no reply; your message is back at the prompt{files}, Ctrl-C discards it)")
 
@@ -296,7 +304,7 @@ class Repl:
         same = "; at temperature 0 replies do not depend on it" if not self._settings.params.temperature else ""
         note(f"(seed {self._settings.seed}{same})")
         message = self._retract()
-        self._send(message.content, images=message.images)
+        self._send(message.content, media=message.media)
 
     def edit(self, _: str) -> None:
         """Edit the last message in $EDITOR and send it again."""
@@ -307,7 +315,7 @@ class Repl:
         if text is None or not text.strip():
             note("(not changed)")
             return
-        self._send(text.strip("\n"), images=self._retract().images)
+        self._send(text.strip("\n"), media=self._retract().media)
 
     def copy(self, _: str) -> None:
         """Copy the last reply to the clipboard (OSC 52)."""
@@ -377,7 +385,13 @@ class Repl:
     def image(self, argument: str) -> None:
         """Attach a picture to the next message."""
         path = _path("image", argument)
-        self.attach(str(path))
+        self.attach([str(path)])
+        note(f"({path}: attached to the next message)")
+
+    def audio(self, argument: str) -> None:
+        """Attach sound to the next message."""
+        path = _path("audio", argument)
+        self.attach(audio=[str(path)])
         note(f"({path}: attached to the next message)")
 
     def logs(self, argument: str) -> None:
@@ -443,6 +457,7 @@ _ALL = (
     _Command(("load",), "FILE", Repl.load, takes_file=True),
     _Command(("read",), "FILE", Repl.read, takes_file=True),
     _Command(("image",), "FILE", Repl.image, takes_file=True),
+    _Command(("audio",), "FILE", Repl.audio, takes_file=True),
     _Command(("logs",), "[TEXT]", Repl.logs),
     _Command(("resume",), "[NUMBER]", Repl.log_resume),
     _Command(("exit", "quit", "bye"), "", Repl.exit),

@@ -47,6 +47,10 @@ _INPUTS = ("grammar_file", "json_schema_file", "tools", "mcp", "load_session")
         "--image", "images", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
         help="Show the model a picture before the prompt; may be given several times.",
     ),
+    option(
+        "--audio", type=PATH, multiple=True, allow_from_autoenv=False, metavar="FILE",
+        help="Let the model hear sound before the prompt; may be given several times.",
+    ),
     options.mmproj_option,
     option("-p", "--prompt", metavar="TEXT", allow_from_autoenv=False, help="Prompt text; see --escape."),
     option("-f", "--file", type=PATH, allow_from_autoenv=False, help="Read the prompt from a file; -: from stdin."),
@@ -145,7 +149,7 @@ def run(
     for name in _INPUTS:
         if given[name] is not None:
             Path(given[name]).open("rb").close()  # an error now, and not once the model is loaded
-    for path in (*(adapter for adapter, _ in given["lora"]), *given["images"]):
+    for path in (*(adapter for adapter, _ in given["lora"]), *given["images"], *given["audio"]):
         Path(path).open("rb").close()
     given["workers"] = pop_workers(given, "lora", "prompt_cache", "load_session", "save_session")
     chat, overrides = ChatOptions.pop_from(given), pop_overrides(given)

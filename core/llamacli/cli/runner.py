@@ -61,6 +61,7 @@ class RunOptions:
     kv_type: str | tuple[str, str] | None
     lora: tuple[tuple[str, float], ...]
     images: tuple[str, ...]
+    audio: tuple[str, ...]
     mmproj: str | None
     load_session: str | None
     save_session: str | None
@@ -179,7 +180,7 @@ def _switched(options: RunOptions, functions: Callable[[], Functions], switch: S
     def with_model(name: str) -> RunOptions:
         same = name == options.model
         lora, mmproj = (options.lora, options.mmproj) if same else ((), None)
-        return attrs.evolve(options, model=name, lora=lora, images=(), mmproj=mmproj)
+        return attrs.evolve(options, model=name, lora=lora, images=(), audio=(), mmproj=mmproj)
 
     try:
         return _run(with_model(switch.wanted), functions, switch.repl)
@@ -194,8 +195,9 @@ def _generate(
     chats = options.chat.should_chat(model)
     if repl is not None and not chats:
         raise InvalidRequestError(f"{options.model} has no chat template")
-    if options.images and not chats:
-        raise click.UsageError("--image is for chats: this is a text completion, without a chat template.")
+    if (options.images or options.audio) and not chats:
+        option = "--image" if options.images else "--audio"
+        raise click.UsageError(f"{option} is for chats: this is a text completion, without a chat template.")
     if chats and options.ignore_eos:
         raise click.UsageError("--ignore-eos is for text completion: add --raw.")
     ids = [] if chats else _encode(model, options.prompt, continues=options.load_session is not None)
@@ -236,7 +238,7 @@ def _generate(
             )  # fmt: skip
         elif options.prompt or options.json or not at_terminal():
             completion = reply_once(
-                chat, options.prompt, params, images=options.images, on_start=log_start,
+                chat, options.prompt, params, images=options.images, audio=options.audio, on_start=log_start,
                 on_piece=None if options.json else shown(),
             )  # fmt: skip
             fields = reply_as_json(chat)
@@ -245,8 +247,7 @@ def _generate(
                 conversation_log().save(Conversation(options.model, chat.system, chat.variables, chat.history, number))
         else:
             repl = repl or _create_repl(options, chat, params, seed, logged)
-            for image in options.images:
-                repl.attach(image)
+            repl.attach(options.images, options.audio)
             wanted = repl.run(chat, params, options.model, _about(options, model, session))
             if wanted is not None:
                 return Switch(repl, options.model, wanted)

@@ -1,7 +1,7 @@
 """Media encoders: the interface of plugins, and encoders loaded from mmproj files.
 
-A media encoder is an architecture whose input is the patches of a picture, and whose result is rows of embeddings for
-the language model. `clip.projector_type` of a mmproj file names its plugin.
+A media encoder is an architecture whose input is the patches of a picture or of sound, and whose result is rows of
+embeddings for the language model. `clip.projector_type` of a mmproj file names its plugin.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Architecture, trace
-from llamacli.blocks.vision import VisionConfig
+from llamacli.blocks.vision import TransformerConfig
 from llamacli.engine import Engine, Program, QuantMode, Span
-from llamacli.errors import ClosedError, ModelFormatError, PluginError, plugin_errors
+from llamacli.errors import ClosedError, MediaError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.graph import Graph
 from llamacli.hub.repositories import is_encoder
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
-from llamacli.media.pictures import Picture, Pixels, digest, unfolded
+from llamacli.media.pictures import Picture, Pixels, unfolded
+from llamacli.media.sound import Mel, Samples, Sound, digest
 from llamacli.quantization import TensorType, dequantize
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.locking import fork_safe
@@ -43,6 +44,9 @@ KEPT_BYTES = 256 << 20
 
 LAYOUT_BYTES = 64 << 20
 """Size limit of the tiles of files that an encoder keeps, in bytes."""
+
+Medium = Picture | Sound
+"""What encoders read."""
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
@@ -64,8 +68,14 @@ class MediaEncoder(Architecture):
     transposed: tuple[str, ...] = ()
     """Names of matrices that files store as (n_in, n_out)."""
 
+    convolutions: tuple[str, ...] = ()
+    """Names of convolutions, float (n_out, n_in, n_taps), whose numbers of an output are one row."""
+
     row_break: str = ""
     """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
+
+    medium: type[Medium] = Picture
+    """What it reads."""
 
     def configure_file(self, file: ModelFile) -> Any:
         """Hyperparameters of a file, by default from `configure`.
@@ -90,19 +100,99 @@ class MediaEncoder(Architecture):
         """
         return []
 
+    def size(self, tile: Any, config: Any) -> tuple[int, int]:
+        """Rows and columns of tokens of a tile. Raises PluginError for one that the encoder cannot read."""
+        side, n_patches = config.patch_size * config.n_merge, tile.shape[0] * tile.shape[1] // config.patch_size**2
+        if tile.shape[0] % side or tile.shape[1] % side or not 0 < n_patches <= config.max_patches:
+            raise PluginError(
+                f"media encoder {self.name!r} made a tile {tile.shape}, which has no whole patches, or more than "
+                f"{config.max_patches}"
+            )
+        return tile.shape[0] // side, tile.shape[1] // side
+
+    def inputs(self, tile: Any, config: Any) -> tuple[Inputs, npt.NDArray[np.int64]]:
+        """Patches of a tile as input, and the order of its tokens.
+
+        The patches of each token are neighbours. Tokens, numbered from left to right and from top to bottom, are in the
+        order of the encoder's windows; rows behind the patches come last.
+        """
+        c = config
+        patches, numbers = unfolded(tile, c.patch_size, c.n_merge, c.mean, c.std)
+        n, columns = len(patches), tile.shape[1] // c.patch_size
+        n_rows, n_columns = self.size(tile, c)
+        with plugin_errors(f"media encoder {self.name!r}"):
+            windows = self.windows(n_rows, n_columns, c)
+        order = np.array([token for window in windows for token in window] or range(n_rows * n_columns))
+        grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
+        patches, numbers = patches[grouped], numbers[grouped]
+        stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
+        spans = tuple(zip([0, *stops], stops, strict=False))
+        positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
+        if c.n_behind:
+            spans = ((0, n + 1),)
+            patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
+            positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
+        return _inputs(patches, positions, spans), order
+
+
+class SoundEncoder(MediaEncoder):
+    """Encoder of sound, registered under its `clip.audio.projector_type` or `clip.projector_type`.
+
+    It is configured by a SoundConfig. Its tiles are frames of a mel spectrogram, float32 [n_frames, n_mel], of which
+    `n_frames` become a patch.
+    """
+
+    medium = Sound
+    n_frames: int = 2
+    """Frames of a patch."""
+
+    @abc.abstractmethod
+    def layout(self, samples: Samples, config: Any) -> list[str | Mel]:
+        """Text and tiles of sound, in order.
+
+        `samples` are float32 [n], 16000 a second; a tile has frames of whole patches. Special tokens in the text are
+        parsed.
+        """
+
+    def positions(self, n: int, config: Any) -> npt.NDArray[np.int32]:
+        """Positions of n patches of a tile, int32 [n]; a sequence for convolutions begins at 0."""
+        return np.arange(n, dtype=np.int32)
+
+    def size(self, tile: Any, config: Any) -> tuple[int, int]:
+        """One row of tokens. Raises PluginError for a tile that the encoder cannot read."""
+        n, rest = divmod(len(tile), self.n_frames * config.n_merged)
+        if rest or not 0 < n * config.n_merged <= config.max_patches or tile.shape[1] != config.n_mel:
+            raise PluginError(
+                f"media encoder {self.name!r} made a tile {tile.shape}, which has no whole tokens, more than "
+                f"{config.max_patches} patches, or not {config.n_mel} columns"
+            )
+        return 1, n
+
+    def inputs(self, tile: Any, config: Any) -> tuple[Inputs, npt.NDArray[np.int64]]:
+        """Patches of a tile as input, and the order of its tokens."""
+        patches = tile.reshape(-1, self.n_frames * config.n_mel)
+        positions = np.zeros((len(patches), 4), np.int32)
+        positions[:, 0] = self.positions(len(patches), config)
+        return _inputs(patches, positions, ()), np.arange(len(patches) // config.n_merged)
+
+
+def _inputs(patches: Rows, positions: npt.NDArray[np.int32], spans: tuple[tuple[int, int], ...]) -> Inputs:
+    n = len(patches)
+    return Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans)
+
 
 @attrs.frozen
 class Tile:
-    """A tile of a picture; equal if the rows of embeddings are.
+    """A tile of a picture or of sound; equal if the rows of embeddings are.
 
-    `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels` are None in
-    one that was evaluated by another process. `grid` are its rows and columns of tokens for M-RoPE, with `ids` at
-    position 0, else None.
+    `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels`, of sound the
+    frames of its spectrogram, are None in one that was evaluated by another process. `grid` are its rows and columns of
+    tokens for M-RoPE, with `ids` at position 0, else None.
     """
 
     key: bytes
     ids: tuple[int, ...] = attrs.field(eq=False, repr=False)
-    pixels: Pixels | None = attrs.field(eq=False, repr=False, default=None)
+    pixels: Pixels | Mel | None = attrs.field(eq=False, repr=False, default=None)
     grid: tuple[int, int] | None = attrs.field(eq=False, default=None)
 
     @property
@@ -156,55 +246,60 @@ class LoadedEncoder:
         self._encoder, self.config, self.metadata, self.name, self.identity = encoder, config, metadata, name, id_
         self._row_break = row_break
         self._program: Program | None = program
-        self.projector, self.is_bidirectional = encoder.name, encoder.is_bidirectional and not config.causal
+        self.medium, self.projector, self.is_bidirectional = (
+            encoder.medium, encoder.name, encoder.is_bidirectional and not config.causal
+        )  # fmt: skip
         self.n_embd = program.graph.ops[-1].out.width
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
-        self._layouts: weakref.WeakKeyDictionary[Picture, list[str | Tile]] = weakref.WeakKeyDictionary()
+        self._layouts: weakref.WeakKeyDictionary[Medium, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
         self._file_layouts: OrderedDict[bytes, list[str | Tile]] = OrderedDict()
         self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
-    def layout(self, picture: Picture) -> list[str | Tile]:
-        """Text and tiles of a picture, in order; nothing is encoded."""
+    def layout(self, medium: Medium) -> list[str | Tile]:
+        """Text and tiles of a picture or of sound, in order; nothing is encoded.
+
+        Raises MediaError if the encoder reads the other.
+        """
         with self._lock:
-            if picture not in self._layouts:
-                self._layouts[picture] = self._layout(picture)
-            return self._layouts[picture]
+            if medium not in self._layouts:
+                self._layouts[medium] = self._layout(medium)
+            return self._layouts[medium]
 
     def layout_of_file(self, source: bytes) -> list[str | Tile]:
-        """Text and tiles of the picture in a file's bytes.
+        """Text and tiles of the picture or the sound in a file's bytes.
 
-        Layouts of the last files are kept, up to `LAYOUT_BYTES`, but not the decoded pictures. Raises MediaError.
+        Layouts of the last files are kept, up to `LAYOUT_BYTES`, but not what was decoded. Raises MediaError.
         """
         key = hashlib.blake2b(source, digest_size=32).digest()
         with self._lock:
             found = self._file_layouts.pop(key, None)
         if found is None:
-            found = self._layout(Picture.of(source))
+            found = self._layout(self.medium.of(source))
         with self._lock:
             self._file_layouts[key] = found
             while len(self._file_layouts) > 1 and sum(map(_n_bytes, self._file_layouts.values())) > LAYOUT_BYTES:
                 self._file_layouts.popitem(last=False)
         return found
 
-    def _layout(self, picture: Picture) -> list[str | Tile]:
-        c = self.config
+    def expect(self, medium: type[Medium]) -> None:
+        """Raise MediaError unless the encoder reads a medium."""
+        if medium is not self.medium:
+            has, lacks = ("sound", "pictures") if self.medium is Sound else ("pictures", "sound")
+            raise MediaError(f"the encoder {self.name!r} is one of {has}: the model has no encoder of {lacks}")
+
+    def _layout(self, medium: Medium) -> list[str | Tile]:
+        self.expect(type(medium))
+        content = medium.pixels if isinstance(medium, Picture) else medium.samples
         with plugin_errors(f"media encoder {self.projector!r}"):
-            parts = self._encoder.layout(picture.pixels, c)
+            parts = self._encoder.layout(content, self.config)
         found: list[str | Tile] = []
         for part in parts:
             if isinstance(part, str):
                 found.append(part)
                 continue
-            n_patches = part.shape[0] * part.shape[1] // c.patch_size**2
-            side = c.patch_size * c.n_merge
-            if part.shape[0] % side or part.shape[1] % side or not 0 < n_patches <= c.max_patches:
-                raise PluginError(
-                    f"media encoder {self.projector!r} made a tile {part.shape}, which has no whole patches, or more "
-                    f"than {c.max_patches}"
-                )
+            rows, columns = self._encoder.size(part, self.config)
             key = hashlib.blake2b(digest(part) + self.identity.encode(), digest_size=32).digest()
-            rows, columns = part.shape[0] // side, part.shape[1] // side
             keys = _row_keys(key, rows * columns + (rows - 1 if self._row_break is not None else 0))
             tile = Tile(key, tuple(Inputs.keys_of(keys, bidirectional=self.is_bidirectional)), part)
             if self._encoder.has_grid:
@@ -246,7 +341,7 @@ class LoadedEncoder:
     def _encoded(self, tile: Tile) -> Generator[None, None, Rows]:
         c, program = self.config, self.program
         assert tile.pixels is not None
-        inputs, order = tile_inputs(self._encoder, c, tile.pixels)
+        inputs, order = self._encoder.inputs(tile.pixels, c)
         n, n_tokens = len(inputs.ids), len(order) + bool(c.n_behind)
         with closing(KVSequence(self._pool, n)) as sequence:
             sequence.reserve(0, n)
@@ -261,7 +356,7 @@ class LoadedEncoder:
                 yield
         rows = np.ascontiguousarray(rows[np.argsort(order) + (c.class_token == "kept")])
         if self._row_break is not None:
-            n_columns = tile.pixels.shape[1] // (c.patch_size * c.n_merge)
+            _, n_columns = self._encoder.size(tile.pixels, c)
             rows = np.insert(rows, range(n_columns, len(rows), n_columns), self._row_break, axis=0)
         if not np.isfinite(rows).all():
             raise ModelFormatError(f"{self.metadata.source}: the encoder made embeddings that are not finite")
@@ -286,33 +381,6 @@ class LoadedEncoder:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
 
 
-def tile_inputs(encoder: MediaEncoder, config: Any, pixels: Pixels) -> tuple[Inputs, npt.NDArray[np.int64]]:
-    """Patches of a tile as input, and the order of its tokens.
-
-    The patches of each token are neighbours. Tokens, numbered from left to right and from top to bottom, are in the
-    order of the encoder's windows; rows behind the patches come last.
-    """
-    c = config
-    patches, numbers = unfolded(pixels, c.patch_size, c.n_merge, c.mean, c.std)
-    n, columns = len(patches), pixels.shape[1] // c.patch_size
-    side = c.patch_size * c.n_merge
-    n_rows, n_columns = pixels.shape[0] // side, pixels.shape[1] // side
-    with plugin_errors(f"media encoder {encoder.name!r}"):
-        windows = encoder.windows(n_rows, n_columns, c)
-    order = np.array([token for window in windows for token in window] or range(n_rows * n_columns))
-    grouped = (np.arange(n).reshape(len(order), -1)[order]).reshape(-1)
-    patches, numbers = patches[grouped], numbers[grouped]
-    stops = np.cumsum([len(window) * c.n_merge**2 for window in windows], dtype=np.int64).tolist()
-    spans = tuple(zip([0, *stops], stops, strict=False))
-    positions = np.stack([numbers, numbers // columns, numbers % columns, np.zeros_like(numbers)], -1)
-    if c.n_behind:
-        spans = ((0, n + 1),)
-        patches = np.vstack([patches, np.zeros((c.n_behind, patches.shape[1]), np.float32)])
-        positions = np.vstack([positions, np.array([[n, 0, 0, 1]] * c.n_behind, np.int32)])
-    n += c.n_behind
-    return Inputs(np.zeros(n, np.int32), [0] * n, patches, np.arange(n), positions, spans), order
-
-
 @attrs.frozen(eq=False)
 class RecordedEncoder:
     """Forward pass of an encoder; in `file` all tensors are matrices."""
@@ -329,21 +397,22 @@ class RecordedEncoder:
 
         Raises ModelFormatError if the file does not fit the encoder, PluginError if the plugin is broken.
         """
-        view = _Matrices(file, encoder.transposed, metadata or file.metadata)
-        if not view.metadata.get_bool("clip.has_vision_encoder", default=True):
-            raise ModelFormatError(f"{file.path}: clip.has_vision_encoder = false: it has no encoder of pictures")
+        view = _Matrices(file, encoder, metadata or file.metadata)
+        kind, what = ("audio", "sound") if encoder.medium is Sound else ("vision", "pictures")
+        if not view.metadata.get_bool(f"clip.has_{kind}_encoder", default=True):
+            raise ModelFormatError(f"{file.path}: clip.has_{kind}_encoder = false: it has no encoder of {what}")
         with plugin_errors(f"media encoder {encoder.name!r}"):
-            config: VisionConfig = encoder.configure_file(view)
+            config: TransformerConfig = encoder.configure_file(view)
             table = encoder.tensors(config)
             weights = table.bind(view)
             graph = trace(encoder, config, weights)
             graph.n_batch = config.max_patches + config.n_behind
             attends = graph.needs_whole_input or not graph.states
-            if not attends or graph.recurrent or graph.n_merged != config.n_merge**2:
-                raise PluginError("its patches must attend to each other, and be merged by clip.vision's n_merge")
+            if not attends or graph.recurrent or graph.n_merged != config.n_merged:
+                raise PluginError("its patches must attend to each other, and be merged by its configuration's n_merge")
         if graph.ops[-1].out.width != config.n_embd_out:
             raise ModelFormatError(
-                f"{file.path}: clip.vision.projection_dim = {config.n_embd_text}, and the projector makes rows of "
+                f"{file.path}: clip.{kind}.projection_dim = {config.n_embd_text}, and the projector makes rows of "
                 f"{graph.ops[-1].out.width}"
             )
         return cls(view, config, table, weights, graph)
@@ -371,20 +440,23 @@ class _Matrices:
     """View of a mmproj file without tensors of several dimensions.
 
     Convolutions (n_out, colours, height, width) are matrices of unfolded patches, tables (axes, n, n_embd) have their
-    rows one below the other; `transposed` matrices are (n_out, n_in).
+    rows one below the other; `transposed` matrices are (n_out, n_in). Biases may have further dimensions of 1.
     """
 
-    def __init__(self, file: ModelFile, transposed: Sequence[str], metadata: Metadata):
+    def __init__(self, file: ModelFile, encoder: MediaEncoder, metadata: Metadata):
         self._file, self.path, self.metadata = file, file.path, metadata
-        self._transposed = {name for name in transposed if name in file.tensors}
-        seen = (info for name, info in file.tensors.items() if not name.startswith(_SOUND))
+        self._transposed = {name for name in encoder.transposed if name in file.tensors}
+        self._rows, is_sound = encoder.convolutions, encoder.medium is Sound
+        seen = (info for name, info in file.tensors.items() if name.startswith(_SOUND) == is_sound)
         self.tensors: Mapping[str, TensorInfo] = {info.name: self._info(info) for info in seen}
 
     def _info(self, info: TensorInfo) -> TensorInfo:
         shape = info.shape
-        if len(shape) == 3:
+        if shape[1:] == (1,) * (len(shape) - 1) and info.name.endswith(".bias"):
+            shape = shape[:1]
+        elif len(shape) == 3 and info.name not in self._rows:
             shape = (shape[0] * shape[1], shape[2])
-        elif len(shape) > 3:
+        elif len(shape) > 2:
             shape = (shape[0], int(np.prod(shape[1:])))
         if info.name in self._transposed:
             shape = shape[::-1]
@@ -400,7 +472,7 @@ class _Matrices:
             n_out, n_in = shape
             numbers = data.reshape(n_in, n_out, -1).transpose(1, 0, 2)
             return np.ascontiguousarray(numbers).reshape(n_out, -1)
-        return data.reshape(shape[0], -1) if shape != self._file.tensors[name].shape else data
+        return data.reshape(shape[0] if len(shape) > 1 else 1, -1) if shape != self._file.tensors[name].shape else data
 
     def release(self, name: str) -> None:
         """Free the memory of one tensor, which will hardly be read again."""
@@ -433,8 +505,8 @@ def projector_of(metadata: Metadata) -> str:
         raise ModelFormatError(
             f"{metadata.source}: general.architecture = {architecture!r}: not a mmproj file, of which it is 'clip'"
         )
-    key = "clip.vision.projector_type" if "clip.vision.projector_type" in metadata else "clip.projector_type"
-    return metadata.get_str(key)
+    keys = ("clip.vision.projector_type", "clip.audio.projector_type", "clip.projector_type")
+    return metadata.get_str(next((key for key in keys if key in metadata), keys[-1]))
 
 
 def find_mmproj(path: Path, n_embd: int) -> ModelFile | None:
@@ -450,7 +522,7 @@ def find_mmproj(path: Path, n_embd: int) -> ModelFile | None:
     fitting = []
     for file in files:
         with closing(open_model_file(file, [])) as opened:
-            if opened.metadata.get("clip.vision.projection_dim") == n_embd:
+            if n_embd in (opened.metadata.get(f"clip.{kind}.projection_dim") for kind in ("vision", "audio")):
                 fitting.append(file)
     if len(fitting) > 1:
         names = ", ".join(file.name for file in fitting)

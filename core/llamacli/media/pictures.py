@@ -5,9 +5,6 @@ Needs Pillow. Resizing is Pillow's, whose bits llama.cpp's own code reproduces.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import io
 import logging
 import math
@@ -23,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import MediaError
+from llamacli.media.sound import data_of_base64, read_limited
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of a picture in RGB, uint8 [height, width, 3]."""
@@ -70,7 +68,7 @@ class Picture:
             _expect_size(given.size, "the image")
             return cls(_rgb(pillow, given, "the image"), _png(given))
         if isinstance(given, str | os.PathLike):
-            name, source = os.fspath(given), _read(Path(given))
+            name, source = os.fspath(given), read_limited(Path(given), MAX_BYTES, "picture")
         elif isinstance(given, bytes | bytearray | memoryview):
             name, source = "the picture", bytes(given)
         else:
@@ -169,28 +167,15 @@ def unfolded(
     return np.ascontiguousarray(patches), np.ascontiguousarray(numbers.transpose(0, 2, 1, 3).reshape(-1))
 
 
-def digest(pixels: Pixels) -> bytes:
-    """Digest of a tile's shape and bytes."""
-    return hashlib.blake2b(
-        repr(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes(), digest_size=32
-    ).digest()
-
-
 def data_of_uri(uri: str) -> bytes:
     """Bytes of a data URI in base64.
 
     Raises MediaError for anything else, and for more than `MAX_BYTES`.
     """
-    head, comma, text = uri[:256].partition(",")
+    head, comma, _ = uri[:256].partition(",")
     if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
         raise MediaError(f"it is not a data URI such as data:image/png;base64,...: {uri[:32]!a}")
-    text = uri[len(head) + 1 :]
-    if len(text) > MAX_BYTES * 4 // 3 + 4:
-        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {MAX_BYTES} of a picture")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"its data URI is not base64: {error}") from None
+    return data_of_base64(uri[len(head) + 1 :], MAX_BYTES, "a picture", "its data URI")
 
 
 def _pillow() -> ModuleType | Any:
@@ -199,16 +184,6 @@ def _pillow() -> ModuleType | Any:
     except ImportError as error:
         raise MediaError(f"pictures need Pillow: pip install pillow ({error})") from error
     return Image
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise MediaError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise MediaError(f"{path}: cannot read the picture: {error.strerror}") from None
 
 
 def _decoded(pillow: Any, source: bytes, name: str) -> Pixels:

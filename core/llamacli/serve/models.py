@@ -22,6 +22,8 @@ from llamacli.errors import InvalidRequestError, LlamaCliError, ModelFormatError
 from llamacli.generation.drafters import MTP, PromptLookup, drafter_of
 from llamacli.loaders import open_model_file
 from llamacli.media.encoder import LoadedEncoder
+from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.model import Model, load_model
 from llamacli.plugins import installed_plugins
 from llamacli.serve.checks import expect_adapters
@@ -238,14 +240,14 @@ def load(
 
 
 def find_encoder(model: Model) -> LoadedEncoder | None:
-    """Encoder of pictures of a model, None without one.
+    """Encoder of pictures or sound of a model, None without one.
 
     A file beside the model that cannot be used is a warning, because nobody has named it.
     """
     try:
         return model.find_media_encoder()
     except (LlamaCliError, OSError) as error:
-        _log.warning("the model %r reads no pictures: %s", model.name, error)
+        _log.warning("the model %r reads no pictures or sound: %s", model.name, error)
         return None
 
 
@@ -302,7 +304,8 @@ def _info(source: ModelSource, model: Model, scheduler: Scheduler) -> ModelInfo:
         ranks=scheduler.embeds and model.classifier is not None,
         normalized=model.classifier is not None and model.classifier.softmax,
         labels=tuple(config.labels),
-        sees=scheduler.sees,
+        sees=encoder is not None and encoder.medium is Picture,
+        hears=encoder is not None and encoder.medium is Sound,
     )
 
 

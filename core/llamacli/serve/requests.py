@@ -414,7 +414,7 @@ class ModelInfo:
     - `fingerprint`: digest of all that texts depend on, for `system_fingerprint` of the OpenAI API.
     - `embeds`: true if it answers EmbeddingRequest. `pooling`: pooling of such requests that name none.
     - `ranks`: true if it has a classifier head, whose classes are `labels`. `normalized`: its scores are probabilities.
-    - `sees`: true if it reads pictures.
+    - `sees`, `hears`: true if it reads pictures, or sound.
     - `adapters`: its LoRA adapters by id. `preset`: defaults of requests, None for the server's alone.
     """
 
@@ -438,6 +438,7 @@ class ModelInfo:
     labels: tuple[str, ...] = ()
     normalized: bool = False
     sees: bool = False
+    hears: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
     preset: Preset | None = None
     failure: str = ""

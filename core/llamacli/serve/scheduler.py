@@ -133,7 +133,7 @@ class Scheduler:
         n_ctx, most = self.memory.n_ctx, self.settings.max_running
         request = with_encoder_inputs(request, self.model)
         if isinstance(request, GenerationRequest) and request.tiles and not self.sees:
-            raise NotSupportedError(f"the model {request.model!r} has no encoder of pictures")
+            raise NotSupportedError(f"the model {request.model!r} has no encoder of pictures or sound")
         check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
         max_tokens, n = (generation.max_tokens, generation.n) if generation else (0, 1)

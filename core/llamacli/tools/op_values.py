@@ -23,8 +23,8 @@ from llamacli.graph import Graph, Value
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.loaders import ModelFile, open_model_file
-from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of, tile_inputs
-from llamacli.media.pictures import Pixels
+from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of
+from llamacli.media.pictures import Picture, Pixels
 from llamacli.ops.base import Op, verb_of
 from llamacli.ops.run import Run, Span
 from llamacli.plugins import Plugins, installed_plugins
@@ -113,12 +113,15 @@ class Recorded:
         """Run the ops on the last tile of a picture.
 
         The picture is uint8 [height, width, 3].
-        Raises InvalidRequestError for a language model, MediaError for a picture that the encoder refuses.
+        Raises InvalidRequestError for a language model and an encoder of sound, MediaError for a picture that the
+        encoder refuses.
         """
         if self.encoder is None:
             raise InvalidRequestError(f"{self.file.path}: it is a language model, which reads no picture by itself")
+        if self.encoder.medium is not Picture:
+            raise InvalidRequestError(f"{self.file.path}: it is an encoder of sound, which reads no picture")
         tile = [part for part in self.encoder.layout(pixels, self.config) if not isinstance(part, str)][-1]
-        return self._run(*tile_inputs(self.encoder, self.config, tile))
+        return self._run(*self.encoder.inputs(tile, self.config))
 
     def _run(self, inputs: Inputs, order: npt.NDArray[np.int64] | None) -> list[OpValues]:
         ids = inputs.ids

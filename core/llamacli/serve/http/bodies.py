@@ -45,13 +45,13 @@ def parse(data: bytes, kind: type = dict) -> Any:
     return body
 
 
-def convert(body: Any, kind: Any) -> Any:
+def convert(body: Any, kind: Any, *, strict: bool = True) -> Any:
     """Check a body against a schema, or an array against `list[schema]`.
 
-    Raises BadRequestError that names the field.
+    Without `strict`, texts may be numbers, as in forms. Raises BadRequestError that names the field.
     """
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
         _raise_invalid(str(error))
     except RecursionError:

@@ -148,7 +148,11 @@ class Call:
         BadRequestError: for fields that are refused too, and for unknown ones if the settings say so.
         """
         raw = await self._parsed_body(functools.partial(parse, kind=get_origin(kind) or dict))
-        value = convert(raw, kind)
+        return self.checked(raw, kind)
+
+    def checked(self, raw: Any, kind: Any, *, strict: bool = True) -> Any:
+        """Body of a request or fields of a form, checked as `body` does."""
+        value = convert(raw, kind, strict=strict)
         self._warn(dict(unknown_fields(raw, value)))
         return value
 

@@ -24,6 +24,7 @@ from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError
 from llamacli.serve.http.constraints import check_size, schema_of
 from llamacli.serve.http.limits import expect_length, expect_room
+from llamacli.serve.http.pictures import MEDIA
 from llamacli.serve.http.prompts import truncated
 from llamacli.serve.http.schemas.chat import ChatMessage, ChatRequest, ForeignPart, Tool, ToolChoice
 from llamacli.serve.http.settings import HttpSettings
@@ -276,7 +277,7 @@ def _content(message: ChatMessage, path: str, pictures: Iterator[Layout] | None)
     sees = pictures is not None and message.role != "assistant"
     parts: list[Any] = []
     for i, part in enumerate(message.content):
-        if part.type == "image_url" and sees:
+        if part.type in MEDIA and sees:
             assert pictures is not None
             parts.append(next(pictures))
             continue

@@ -108,7 +108,7 @@ async def _props(call: Call) -> dict[str, Any]:
         "sampling_parameters": [_described(one) for one in PARAMETERS.values()],
         "total_slots": call.settings.total_slots,
         "chat_template": template,
-        "modalities": {"vision": info.sees, "audio": False},
+        "modalities": {"vision": info.sees, "audio": info.hears},
         "n_ctx": n_ctx,
         **_named(info),
     }

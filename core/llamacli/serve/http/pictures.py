@@ -1,6 +1,6 @@
-"""Pictures of requests, decoded in threads.
+"""Pictures and sound of requests, decoded in threads.
 
-They come as data URIs, remote addresses, or names of files.
+Pictures come as data URIs, remote addresses, or names of files, sound in base64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamacli.chat.media import Layout, prompt_of_pictures
 from llamacli.errors import MediaError, TokenizerError
 from llamacli.inputs import Contents
 from llamacli.media.encoder import LoadedEncoder, Tile
-from llamacli.media.pictures import MAX_BYTES, data_of_uri
+from llamacli.media.pictures import MAX_BYTES, Picture, data_of_uri
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, PromptTooLongError
 from llamacli.serve.http.call import Call
@@ -31,21 +31,33 @@ P = ParamSpec("P")
 MARKER = "<__media__>"
 """Place of a picture in a prompt, as llama-server's."""
 MAX_PICTURES = 64
-"""Most pictures of a request."""
+"""Most pictures or sounds of a request."""
+MEDIA = ("image_url", "input_audio")
+"""Types of parts with media."""
 
 
 async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, info: ModelInfo) -> list[Layout]:
-    """Text and tiles of the pictures in messages, in order.
+    """Text and tiles of the pictures or the sound in messages, in order.
 
-    None for a model that does not see. Each is read and cut in a thread of its own pool, one after another. Raises
+    None for a model that reads text only. Each is read and cut in a thread of its own pool, one after another. Raises
     BadRequestError that names the part, PromptTooLongError once the context is too short.
     """
-    parts = [*_picture_parts(messages)] if info.sees else []
+    parts = [*_media_parts(messages)] if info.sees or info.hears else []
+    for place, part in parts:
+        if part.type == MEDIA[info.sees]:
+            has, lacks = ("sees", "hear") if info.sees else ("hears", "see")
+            reason = f"not supported, this model {has} and does not {lacks}"
+            raise BadRequestError(f"{place}: {reason}", place, "unsupported_content")
     if len(parts) > MAX_PICTURES:
-        raise BadRequestError(f"messages: {len(parts)} pictures; {MAX_PICTURES} are allowed", "messages")
-    urls = [part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
-            for _, part in parts]  # fmt: skip
-    return await _layouts(call, [place for place, _ in parts], urls, model, info)
+        what = "pictures" if info.sees else "sounds"
+        raise BadRequestError(f"messages: {len(parts)} {what}; {MAX_PICTURES} are allowed", "messages")
+    return await _layouts(call, [place for place, _ in parts], [_url(part) for _, part in parts], model, info)
+
+
+def _url(part: ContentPart) -> str:
+    if part.type == "input_audio":
+        return f"data:;base64,{part.input_audio.data if part.input_audio else ''}"
+    return part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
 
 
 async def pictured_prompt(
@@ -106,11 +118,12 @@ async def _in(call: Call, function: Callable[P, T], *args: P.args, **kwargs: P.k
     return await asyncio.get_running_loop().run_in_executor(call.server.pictures, work)
 
 
-def _picture_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentPart]]:
+def _media_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentPart]]:
     for i, message in enumerate(messages):
         for k, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type == "image_url":
-                yield part.place if isinstance(part, ForeignPart) else f"messages[{i}].content[{k}].image_url", part
+            if part.type in MEDIA and message.role != "assistant":
+                own = f"messages[{i}].content[{k}].{part.type}"
+                yield part.place if isinstance(part, ForeignPart) else own, part
 
 
 def _file(folder: Path | None, name: str, place: str) -> bytes:
@@ -132,8 +145,9 @@ def _file(folder: Path | None, name: str, place: str) -> bytes:
 
 
 def _layout(model: Model, source: str | bytes, place: str) -> Layout:
+    encoder: LoadedEncoder = model.media_encoder()
     try:
-        encoder: LoadedEncoder = model.media_encoder()
         return encoder.layout_of_file(data_of_uri(source) if isinstance(source, str) else source)
     except MediaError as error:
-        raise BadRequestError(f"{place}: {error}", place, "invalid_image") from None
+        code = "invalid_image" if encoder.medium is Picture else "invalid_audio"
+        raise BadRequestError(f"{place}: {error}", place, code) from None

@@ -100,6 +100,7 @@ ROUTES = (
     _route("GET", "/v1/batches", "openai.files:batches"),
     _route("GET", "/v1/batches/{id}", "openai.files:batch"),
     _route("POST", "/v1/batches/{id}/cancel", "openai.files:cancel_batch"),
+    _route("POST", "*/audio/transcriptions", "openai.transcriptions:transcriptions", queued=True),
     _route("POST", "/v1/embeddings", "openai.embeddings:embeddings", queued=True),
     _route("POST", "/embedding /embeddings", "llamacpp:embedding", queued=True),
     _generates("/v1/messages", "anthropic:messages"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -29,10 +31,10 @@ class BatchRequest(Schema, kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
-class _Form:
+class Form:
     """Form with one file, in parts as they come."""
 
-    def __init__(self, call: Call, name: str, boundary: bytes):
+    def __init__(self, boundary: bytes):
         from python_multipart.multipart import MultipartParser, parse_options_header
 
         self._options = parse_options_header
@@ -87,7 +89,7 @@ async def upload(call: Call) -> None:
     """Take a file of any size that the store has room for."""
     name, store = object_id("file"), call.server.store
     try:
-        form, n_bytes = await _received(call, name)
+        form, n_bytes = await received(call, partial(call.server.run, store.add_chunk, name))
         if form.filename is None:
             raise BadRequestError("file: it is required", "file", "missing_required_parameter")
         purpose = form.fields.get("purpose")
@@ -102,8 +104,11 @@ async def upload(call: Call) -> None:
     await call.respond(data)
 
 
-async def _received(call: Call, name: str) -> tuple[_Form, int]:
-    """Form of a body, and the bytes of its file."""
+async def received(call: Call, keep: Callable[[int, bytes], Awaitable[Any]]) -> tuple[Form, int]:
+    """Form of a body, and the number of bytes of its file, whose numbered parts it keeps by `keep`.
+
+    Raises MediaTypeError, BadRequestError, and NotSupportedError without python-multipart.
+    """
     try:
         import python_multipart.multipart as multipart
     except ImportError:
@@ -114,13 +119,13 @@ async def _received(call: Call, name: str) -> tuple[_Form, int]:
         raise MediaTypeError("forms of other origins are not taken")  # a page can send one without asking first
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise MediaTypeError("the body must be multipart/form-data")
-    form = _Form(call, name, options[b"boundary"])
+    form = Form(options[b"boundary"])
     number = n_bytes = 0
     kept: list[bytes] = []
 
     async def flush() -> None:
         nonlocal number
-        await call.server.run(call.server.store.add_chunk, name, number, b"".join(kept))
+        await keep(number, b"".join(kept))
         number += 1
         kept.clear()
 

@@ -92,7 +92,7 @@ def _status(info: ModelInfo) -> dict[str, Any]:
 
 def _capabilities(info: ModelInfo) -> list[str]:
     """Capabilities under llama-server's names."""
-    return ["completion", *(["multimodal"] if info.sees else [])]
+    return ["completion", *(["multimodal"] if info.sees or info.hears else [])]
 
 
 def _shape(info: ModelInfo) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "aliases": list(info.aliases),
         "status": _status(info),
         "architecture": {
-            "input_modalities": ["text", "image"] if info.sees else ["text"],
+            "input_modalities": ["text", *["image"] * info.sees, *["audio"] * info.hears],
             "output_modalities": ["text"],
         },
         "meta": meta,

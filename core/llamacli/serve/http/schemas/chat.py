@@ -22,19 +22,28 @@ class ImageUrl(Schema, kw_only=True):
     url: str
 
 
+class InputAudio(Schema, kw_only=True):
+    """Sound: a file in base64."""
+
+    foreign: ClassVar[Foreign] = {"format": "the data tells it"}
+
+    data: str
+
+
 class ContentPart(Schema, kw_only=True):
-    """Part of a message's content: `text`, or `image_url`."""
+    """Part of a message's content: `text`, `image_url` or `input_audio`."""
 
     foreign: ClassVar[Foreign] = {
         "cache_control": "prefixes are cached in any case; texts do not depend on it",
         "detail": "pictures are read as the model's encoder does",
         "uuid": "equal pictures are told by their content",
-        **dict.fromkeys(("input_audio", "video_url", "file"), "such a part is refused by its type"),
+        **dict.fromkeys(("video_url", "file"), "such a part is refused by its type"),
     }
 
     type: str
     text: str | None = None
     image_url: ImageUrl | str | None = None
+    input_audio: InputAudio | None = None
 
 
 class ForeignPart(ContentPart, kw_only=True):
@@ -66,7 +75,7 @@ class ChatMessage(Schema, kw_only=True):
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("refusal", "annotations", "reasoning_details", "provider_specific_fields"),
                         "part of a reply that templates do not read"),
-        "audio": Refused("models read text and pictures only"),
+        "audio": Refused("sound of the assistant is not read"),
         "function_call": Refused("use tool_calls"),
     }  # fmt: skip
 

@@ -1,0 +1,263 @@
+"""Sound: decoding of WAV files within limits, resampling, and mel spectrograms.
+
+The spectrograms are Whisper's (Radford et al. 2022, arXiv:2212.04356).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import io
+import math
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from llamacli.errors import MediaError
+
+Samples = npt.NDArray[np.float32]
+"""Samples of one channel, float32 [n] from -1 to 1."""
+
+Mel = npt.NDArray[np.float32]
+"""Frames of a mel spectrogram, float32 [n_frames, n_mel]."""
+
+SAMPLE_RATE = 16_000
+"""Samples a second that encoders hear."""
+
+HOP, N_FFT = 160, 400
+"""Samples between two frames, and of a frame."""
+
+MAX_BYTES = 64 << 20
+"""Largest file of sound, in bytes."""
+
+MAX_SECONDS = 1800
+"""Longest sound that is decoded."""
+
+_MAX_RATE, _MIN_RATE, _MAX_CHANNELS = 192_000, 1_000, 16
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_MEL_FLOOR = 1e-10
+_HALF = 16  # zero crossings of the resampling filter on each side
+
+
+@attrs.frozen(eq=False)
+class Sound:
+    """Sound, decoded: `samples`, float32 [n] at `SAMPLE_RATE`.
+
+    `source` is the content of its file, or a WAV file of it.
+    """
+
+    samples: Samples
+    source: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, given: object) -> Sound:
+        """Sound of a file, its bytes, or an array.
+
+        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need the package soundfile. Channels are
+        averaged, other rates resampled. Arrays are floats [n] at `SAMPLE_RATE`. Raises MediaError for a file that
+        cannot be read, is cut or of another type, one beyond `MAX_BYTES` or `MAX_SECONDS`, and for anything else.
+        """
+        if isinstance(given, Sound):
+            return given
+        if isinstance(given, np.ndarray):
+            if given.ndim != 1 or given.dtype.kind != "f":
+                raise MediaError(f"an array of sound is floats [n], not {given.dtype} {list(given.shape)}")
+            samples = _checked(given.astype(np.float32), SAMPLE_RATE, "the array")
+            return cls(samples, _wav(samples))
+        if isinstance(given, str | os.PathLike):
+            name, source = os.fspath(given), read_limited(Path(given), MAX_BYTES, "sound")
+        elif isinstance(given, bytes | bytearray | memoryview):
+            name, source = "the sound", bytes(given)
+        else:
+            raise MediaError(f"sound is a path, bytes of a file or an array, not {type(given).__name__}")
+        if len(source) > MAX_BYTES:
+            raise MediaError(f"{name}: {len(source)} bytes are more than the {MAX_BYTES} of sound")
+        return cls(_decoded(source, str(name)), source)
+
+
+def read_limited(path: Path, limit: int, kind: str) -> bytes:
+    """Read at most `limit` + 1 bytes of a file of a `kind` of media. Raises MediaError."""
+    try:
+        if not path.is_file():
+            raise MediaError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise MediaError(f"{path}: cannot read the {kind}: {error.strerror}") from None
+
+
+def data_of_base64(text: str, limit: int = MAX_BYTES, kind: str = "sound", name: str = "its data") -> bytes:
+    """Bytes of a text in base64. Raises MediaError for another text, and for more than `limit`."""
+    if len(text) > limit * 4 // 3 + 4:
+        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {limit} of {kind}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{name} is not base64: {error}") from None
+
+
+def log_mel(samples: Samples, n_mel: int) -> Mel:
+    """Log-mel spectrogram of frames every `HOP` samples, float32 [n // HOP, n_mel].
+
+    As Whisper's feature extractor makes it: the samples are mirrored at both ends, what is 8 below the maximum is cut.
+    """
+    padded = np.pad(samples, N_FFT // 2, mode="reflect" if len(samples) > 1 else "edge")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP][: len(samples) // HOP]
+    window = 0.5 * (1.0 - np.cos(2.0 * np.pi * np.arange(N_FFT) / N_FFT))
+    out, filters = np.empty((len(frames), n_mel), np.float32), _filters(n_mel)
+    for start in range(0, len(frames), 1000):
+        spectrum = np.fft.rfft(frames[start : start + 1000] * window)
+        power = (spectrum.real**2 + spectrum.imag**2) @ filters.T
+        out[start : start + 1000] = np.log10(np.maximum(power, _MEL_FLOOR))
+    return (np.maximum(out, out.max(initial=-np.inf) - np.float32(8)) + np.float32(4)) / np.float32(4)
+
+
+@functools.cache
+def _filters(n_mel: int) -> npt.NDArray[np.float64]:
+    """Triangles of Slaney's mel scale with equal areas, [n_mel, N_FFT / 2 + 1]."""
+    step, first = np.log(6.4) / 27.0, 15.0
+    top = first + np.log(SAMPLE_RATE / 2 / 1000.0) / step
+    points = np.linspace(0.0, top, n_mel + 2)
+    hertz = np.where(points < first, points * 200.0 / 3, 1000.0 * np.exp((points - first) * step))
+    bins = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
+    left, centre, right = hertz[:-2, None], hertz[1:-1, None], hertz[2:, None]
+    rise, fall = (bins - left) / (centre - left), (right - bins) / (right - centre)
+    triangles: npt.NDArray[np.float64] = np.maximum(0.0, np.minimum(rise, fall)) * (2.0 / (right - left))
+    return triangles
+
+
+def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
+    """Samples at `SAMPLE_RATE` of samples at another rate, by a windowed sinc filter."""
+    if rate == SAMPLE_RATE:
+        return samples.astype(np.float32)
+    divisor = math.gcd(rate, SAMPLE_RATE)
+    up, down = SAMPLE_RATE // divisor, rate // divisor
+    cutoff = min(1.0, up / down)
+    half = math.ceil(_HALF / cutoff)
+    n = -(len(samples) * up // -down)
+    padded = np.pad(samples.astype(np.float64), half + 1)
+    places = np.arange(n, dtype=np.int64) * down
+    whole, phases = places // up, places % up
+    out, taps = np.empty(n, np.float32), np.arange(-half, half + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    for phase in range(min(up, n)):
+        at = np.arange(phase, n, up)
+        distance = taps - phases[phase] / up
+        kernel = cutoff * np.sinc(cutoff * distance) * np.cos(np.pi * np.clip(distance / (half + 1), -0.5, 0.5)) ** 2
+        for start in range(0, len(at), 4096):
+            some = at[start : start + 4096]
+            out[some] = windows[whole[some] + 1] @ (kernel / kernel.sum())
+    return out
+
+
+def digest(array: npt.NDArray[Any]) -> bytes:
+    """Digest of a tile's shape and bytes."""
+    return hashlib.blake2b(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes(), digest_size=32).digest()
+
+
+def _decoded(source: bytes, name: str) -> Samples:
+    if source[:4] not in (b"RIFF", b"RF64") or source[8:12] != b"WAVE":
+        return _decoded_by_soundfile(source, name)
+    form, at = None, 12
+    while at + 8 <= len(source):
+        kind, size = source[at : at + 4], struct.unpack_from("<I", source, at + 4)[0]
+        at += 8
+        if kind == b"fmt ":
+            if size < 16 or at + size > len(source):
+                raise MediaError(f"{name} is damaged: its format is cut")
+            form = struct.unpack_from("<HHIIHH", source, at)
+            if form[0] == _EXTENSIBLE and size >= 26:
+                form = (*struct.unpack_from("<H", source, at + 24), *form[1:])
+        elif kind == b"data":
+            if form is None:
+                raise MediaError(f"{name} is damaged: its format is missing")
+            if size == 0xFFFFFFFF:  # of a stream, whose length was not known
+                size = len(source) - at
+            if at + size > len(source):
+                raise MediaError(f"{name} is damaged: {at + size - len(source)} bytes of its samples are missing")
+            return _samples_of(source[at : at + size], form, name)
+        at += size + size % 2
+    raise MediaError(f"{name} is damaged: it has no samples")
+
+
+def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
+    if not source.startswith((b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")):
+        raise MediaError(f"{name} is no sound of a known type: WAV, FLAC, Ogg or MP3")
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: without the library libsndfile
+        raise MediaError(
+            f"{name} is no WAV file; other types need soundfile: pip install soundfile ({error})"
+        ) from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(source)) as file:
+            _expect_form(file.channels, file.samplerate, name)
+            samples = file.read(MAX_SECONDS * file.samplerate + 1, "float32", always_2d=True)
+            rate = file.samplerate
+    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
+        raise MediaError(f"{name} is damaged: {str(error).rpartition('>: ')[2][:120]}") from None
+    return _mono(samples, rate, name)
+
+
+def _samples_of(data: bytes, form: tuple[int, ...], name: str) -> Samples:
+    kind, channels, rate, _, _, bits = form
+    if (kind, bits) not in _READERS:
+        raise MediaError(f"{name}: samples of format {kind} with {bits} bits are not read; save it as PCM of 16 bits")
+    _expect_form(channels, rate, name)
+    width = channels * bits // 8
+    n = min(len(data) // width, MAX_SECONDS * rate + 1)
+    return _mono(_READERS[kind, bits](data[: n * width]).reshape(-1, channels), rate, name)
+
+
+def _expect_form(channels: int, rate: int, name: str) -> None:
+    if not _MIN_RATE <= rate <= _MAX_RATE or not 0 < channels <= _MAX_CHANNELS:
+        raise MediaError(
+            f"{name}: {channels} channels at {rate} Hz; up to {_MAX_CHANNELS} at {_MIN_RATE} to {_MAX_RATE} Hz are read"
+        )
+
+
+def _mono(samples: npt.NDArray[np.float32], rate: int, name: str) -> Samples:
+    """Mean of the channels of samples [n, channels] at `SAMPLE_RATE`."""
+    return resampled(_checked(samples.mean(1, dtype=np.float32), rate, name), rate)
+
+
+def _checked(samples: Samples, rate: int, name: str) -> Samples:
+    if not len(samples):
+        raise MediaError(f"{name}: sound of 0 seconds is empty")
+    if len(samples) > MAX_SECONDS * rate:
+        raise MediaError(f"{name}: it is longer than the {MAX_SECONDS} seconds of sound that are read")
+    if not np.isfinite(samples).all():
+        raise MediaError(f"{name}: its samples are not finite")
+    return samples
+
+
+def _pcm24(data: bytes) -> Samples:
+    parts = np.frombuffer(data, np.uint8).reshape(-1, 3).astype(np.int32)
+    whole = parts[:, 0] << 8 | parts[:, 1] << 16 | parts[:, 2] << 24
+    return (whole / np.float64(1 << 31)).astype(np.float32)
+
+
+_READERS = {
+    (_PCM, 8): lambda data: (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128,
+    (_PCM, 16): lambda data: np.frombuffer(data, "<i2").astype(np.float32) / 32768,
+    (_PCM, 24): _pcm24,
+    (_PCM, 32): lambda data: (np.frombuffer(data, "<i4") / np.float64(1 << 31)).astype(np.float32),
+    (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4"),
+    (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
+}
+
+
+def _wav(samples: Samples) -> bytes:
+    buffer = io.BytesIO()
+    data = samples.astype("<f4").tobytes()
+    buffer.write(b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt ")
+    buffer.write(struct.pack("<IHHIIHH", 16, _FLOAT, 1, SAMPLE_RATE, SAMPLE_RATE * 4, 4, 32))
+    buffer.write(b"data" + struct.pack("<I", len(data)) + data)
+    return buffer.getvalue()

@@ -1,0 +1,127 @@
+"""Sound in the server: parts of chats, transcriptions, refusals."""
+
+import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from http_server import Served, served
+from llamacli import Model, load_model
+from llamacli.plugins import Plugins
+from llamacli.serve.engine import LocalEngine
+from llamacli.serve.models import ModelSource
+from llamacli.serve.settings import EngineSettings
+from sound_cases import CASES, tone, wav, write_hearing
+
+pytestmark = pytest.mark.medium
+
+NAME, N_NEW = "qwen3a", 6
+
+
+def load(path: Path, mode: str, **options: Any) -> Model:
+    plugins = Plugins.of(CASES[NAME].text, media=[CASES[NAME].encoder])
+    return load_model(path, mode, plugins=plugins, **options)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, loader: Callable[..., Model] = load, **http: Any) -> Iterator[Served]:
+    write_hearing(folder, NAME)
+    settings = EngineSettings(threads=1, n_ctx=256, mode="fp32", step_ms=0.1)
+    engine = LocalEngine((ModelSource("tiny", folder / "text.gguf"),), settings, loader)
+    try:
+        with served(engine, template=None, **http) as server:
+            yield server
+    finally:
+        engine.close()
+
+
+def part(samples: np.ndarray | str) -> dict[str, Any]:
+    data = samples if isinstance(samples, str) else base64.b64encode(wav(samples)).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def asked(server: Served, *parts: dict[str, Any], **fields: Any) -> Any:
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+    return server.send("/v1/chat/completions", {"messages": messages, "max_tokens": N_NEW, "temperature": 0, **fields})
+
+
+def test_chats_and_transcriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_hearing(tmp_path, NAME)
+    messages = [{"role": "user", "content": [part(tone()), {"type": "text", "text": "What?"}]}]
+    with load(tmp_path / "text.gguf", "fp32", threads=1) as model:
+        expected = model.create_chat_completion(messages, max_tokens=N_NEW, temperature=0.0)["choices"]
+    monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e5)
+    with serving(tmp_path) as server:
+        reply = asked(server, part(tone())).json
+        assert reply["choices"][0]["message"]["content"] == expected[0]["message"]["content"]
+        again = asked(server, part(tone())).json
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
+        other = asked(server, part(tone(hertz=900))).json["usage"]
+        assert other["prompt_tokens_details"]["cached_tokens"] < 8
+        assert server.send("/props", method="GET").json["modalities"] == {"vision": False, "audio": True}
+        (listed,) = server.send("/v1/models", method="GET").json["data"]
+        assert listed["architecture"]["input_modalities"] == ["text", "audio"]
+
+        client, file = server.openai(max_retries=0), ("a.wav", wav(tone()))
+        options: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"max_tokens": N_NEW}}
+        written = client.audio.transcriptions.create(file=file, **options).text
+        text = [{"type": "text", "text": "Transcribe audio to text"}, part(tone())]
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": N_NEW, "temperature": 0}
+        whole = server.send("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        assert written == whole.strip()
+        assert client.audio.transcriptions.create(file=file, response_format="text", **options).strip() == written
+        guided = client.audio.transcriptions.create(file=file, language="de", prompt="Write", **options).text
+        assert guided != written
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, max_body=100_000) as server:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        for given, code, reason in [
+            (part("a b"), "invalid_audio", "its data URI is not base64"),
+            (part(base64.b64encode(wav(tone())[:99]).decode()), "invalid_audio", "the sound is damaged"),
+            (part(base64.b64encode(b"GIF89a").decode()), "invalid_audio", "no sound of a known type"),
+            (picture, "unsupported_content", "this model hears and does not see"),
+        ]:
+            reply = asked(server, given)
+            error = reply.json["error"]
+            assert (reply.status, error["code"]) == (400, code)
+            assert error["param"] == f"messages[0].content[0].{given['type']}"
+            assert reason in error["message"]
+        long = asked(server, part(tone(1.5)), max_tokens=500)
+        assert long.status == 200
+        client = server.openai(max_retries=0)
+        for options, status in [
+            ({"file": ("a.wav", b"RIFF")}, 400),
+            ({"file": ("a.wav", wav(tone(4.0)))}, 413),
+            ({"file": ("a.wav", wav(tone())), "response_format": "srt"}, 400),
+            ({"file": ("a.wav", wav(tone())), "temperature": -1}, 400),
+            ({"file": ("a.wav", wav(tone())), "stream": True}, 400),
+            ({"file": ("a.wav", wav(tone())), "model": "other"}, 404),
+        ]:
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.audio.transcriptions.create(**{"model": "tiny", **options})
+            assert caught.value.status_code == status, options
+
+
+def test_more_tokens_than_the_context(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        reply = asked(server, part(tone(30)))
+        assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_model_without_an_encoder(tmp_path: Path) -> None:
+    def deaf(path: Path, mode: str, **options: Any) -> Model:
+        (path.parent / "mmproj-text.gguf").unlink(missing_ok=True)
+        return load(path, mode, **options)
+
+    with serving(tmp_path, deaf) as server:
+        error = asked(server, part(tone())).json["error"]
+        assert "parts of type 'input_audio' are not supported, only text" in error["message"]
+        with pytest.raises(openai.BadRequestError, match="this model has no encoder of sound"):
+            server.openai(max_retries=0).audio.transcriptions.create(model="tiny", file=("a.wav", wav(tone())))

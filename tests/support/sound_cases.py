@@ -1,0 +1,103 @@
+"""Tiny text models with encoders of sound, and sounds."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from gguf import GGMLQuantizationType as Type
+from llamacli.architecture import Architecture
+from llamacli.gguf import Metadata
+from llamacli.media.encoder import SoundEncoder
+from llamacli.testing.models import random_tensor, write_gguf
+from llamacli_llama import Llama
+from llamacli_llama.voxtral import Voxtral
+from llamacli_qwen import Qwen3Vl
+from llamacli_qwen.sound import Qwen3Sound
+from media_cases import write_words
+
+N_CHANNELS = 16
+KEYS: Mapping[str, Any] = {
+    "embedding_length": 48, "attention.head_count": 3, "feed_forward_length": 64, "block_count": 2,
+    "projection_dim": 64, "attention.layer_norm_epsilon": 1e-5, "num_mel_bins": 16,
+}  # fmt: skip
+
+
+@attrs.frozen
+class Case:
+    """Text model, its encoder, keys of both beside the usual ones, and its tokens."""
+
+    text: Architecture
+    encoder: SoundEncoder
+    keys: Mapping[str, Any]
+    text_keys: Mapping[str, Any]
+    special: tuple[str, ...]
+
+
+CASES = {
+    "voxtral": Case(
+        Llama(),
+        Voxtral(),
+        {"projector.stack_factor": 4, "feed_forward_length": 192},
+        {},
+        ("[BEGIN_AUDIO]",),
+    ),
+    "qwen3a": Case(
+        Qwen3Vl(),
+        Qwen3Sound(),
+        {},
+        {"n_deepstack_layers": 0, "rope.dimension_sections": [4, 2, 2, 0]},
+        ("<|audio_start|>", "<|audio_end|>"),
+    ),
+}
+
+
+def write_hearing(folder: Path, name: str, **wrong: Any) -> Path:
+    """Write the text model of a case and its mmproj file, whose shapes are those of llama.cpp's converter."""
+    case = CASES[name]
+    metadata = {
+        "general.type": "mmproj", "general.name": f"tiny {name}", "clip.has_audio_encoder": True,
+        "clip.audio.projector_type" if name == "qwen3a" else "clip.projector_type": name,
+        **{f"clip.audio.{key}": value for key, value in (KEYS | case.keys).items()},
+    }  # fmt: skip
+    config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, "mmproj.gguf"))
+    config = attrs.evolve(config, n_channels=N_CHANNELS)
+    tensors: dict[str, tuple[np.ndarray, Type]] = {}
+    for tensor, shape in case.encoder.tensors(config).shapes().items():
+        if tensor == "a.conv_out.bias" or (tensor.endswith("attn_k.bias") and name == "voxtral"):  # models have none
+            continue
+        array, kind = random_tensor(name, tensor, shape, "F32")
+        if tensor.startswith("a.conv2d"):
+            array = array.reshape(N_CHANNELS, -1, 3, 3) if array.ndim == 2 else array[:, None, None]
+        elif tensor.startswith("a.conv1d"):
+            array = array.reshape(config.n_embd, -1, 3) if array.ndim == 2 else array[:, None]
+        tensors[tensor] = array, kind
+    write_gguf(folder / "mmproj-text.gguf", "clip", metadata | wrong, tensors)
+    return write_words(folder / "text.gguf", case.text, case.text_keys, case.special, seed=f"sound {name}")
+
+
+def tone(seconds: float = 0.6, hertz: float = 440.0, rate: int = 16000) -> np.ndarray:
+    """A tone that grows, with a little noise, float32 [n] from -1 to 1."""
+    n = int(seconds * rate)
+    times = np.arange(n) / rate
+    noise = np.random.RandomState(int(hertz)).standard_normal(n)
+    return (0.5 * np.sin(2 * np.pi * hertz * times) * times / seconds + 0.01 * noise).astype(np.float32)
+
+
+def wav(samples: np.ndarray, rate: int = 16000) -> bytes:
+    """WAV file of 16 bits."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1 if samples.ndim == 1 else samples.shape[1], 2, rate, 0, "NONE", ""))
+        out.writeframes((samples * 32767).round().astype("<i2").tobytes())
+    return file.getvalue()
+
+
+SOUNDS = {"short": tone(0.2), "seconds": tone(2.37), "long": tone(31, 300)}
+"""Sounds of the goldens."""
