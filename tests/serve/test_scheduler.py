@@ -412,3 +412,19 @@ def test_background_requests_give_up_their_slots() -> None:
     assert not any(Done in kinds(simulation, f"later {i}") for i in range(4) if f"later {i}" in simulation.events)
     simulation.run()
     assert all(Done in kinds(simulation, f"later {i}") for i in range(4))
+
+
+def test_a_client_that_comes_while_a_background_request_is_admitted() -> None:
+    simulation = Simulation()
+    reuse, coming = simulation.scheduler.memory.reuse, [request("client", seed=1)]
+
+    def come(*given: Any) -> int:
+        if coming:
+            simulation.submit(coming.pop())  # as from another thread
+        return reuse(*given)
+
+    with patch.object(simulation.scheduler.memory, "reuse", come):
+        simulation.submit(request("later", background=True))
+        simulation.run()
+    for name, seed in (("client", 1), ("later", 0)):
+        assert simulation.result(name) == alone(request(name, seed=seed))
