@@ -34,10 +34,10 @@ class Compilers:
         self._shares: weakref.WeakValueDictionary[str | None, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def run(self, key: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a thread, within the share of a key; None is that of batches.
+        """Call a function in a thread, within the share of a key.
 
-        Cancelling this cancels the function's work. Raises QueueTimeoutError if no thread is free in time,
-        TimeoutError if the function takes longer.
+        The key of batches is None. Cancelling this cancels the function's work. Raises QueueTimeoutError if no thread
+        is free in time, TimeoutError if the function takes longer.
         """
         most = MOST_OF_BATCHES if key is None else MOST_PER_KEY
         share = self._shares.setdefault(key, asyncio.Semaphore(most))
