@@ -93,6 +93,24 @@ def test_layer_cache_checks_shapes_and_restarts_after_clear() -> None:
     assert [(found.position, found.key[0, 0]) for found in layer.entries] == [(0, 7)]
 
 
+def test_pages_without_entries_are_released() -> None:
+    cache = ModelKVCache(1, 2, 3, 40)
+    for position in range(40):
+        cache.append(0, *entry(0, position))
+    n_bytes = cache.n_bytes
+    cache.layers[0].evict(20)
+    cache.compact()
+    assert (cache.layers[0].pages(), cache.n_bytes) == ({1, 2}, n_bytes * 2 // 3)
+    assert LayerKVCache(2, 3, 1).get(-1) is None
+
+
+def test_windows_are_positive_integers() -> None:
+    SlidingWindowKVCache(1, 2, 3, 1).append(0, *entry(0, 0))
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(InvalidRequestError, match="window must be"):
+            SlidingWindowKVCache(1, 2, 3, wrong)
+
+
 def test_sequences_are_independent_and_limited() -> None:
     caches = MultiSequenceKVCache(2, 1, 2, 3, 32)
     one, other = caches.add(5), caches.add(9)
