@@ -54,8 +54,10 @@ MODULES = {
     "kernels/sampling.py": ["kernels/test_sampling_kernels.py"],
     "ops/shift_plan.py": ["ops/test_key_shift.py", "ops/test_rope.py"],
     "serve/queue.py": ["serve/test_queue.py"],
-    "serve/planning.py": ["serve/test_planning.py", "serve/test_scheduler.py"],
-    "serve/scheduler.py": ["serve/test_scheduler.py"],
+    "serve/planning.py": ["serve/test_planning.py", "serve/test_contents.py", "serve/test_scheduler.py"],
+    "serve/scheduler.py": [
+        "serve/test_scheduler.py", "serve/test_slow_draws.py", "serve/test_slots.py", "serve/test_adapters.py",
+    ],
     "serve/slots.py": ["serve/test_slots.py"],
     "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py"],
     "serve/cache.py": ["serve/test_cache.py", "serve/test_prompt_cache.py", "serve/test_scheduler.py"],
@@ -88,7 +90,7 @@ MODULES = {
     "chat/channels.py": ["chat/test_call_table.py", "chat/test_codec.py"],
     "chat/codec.py": ["chat/test_codec.py"],
     "chat/syntax.py": ["chat/test_syntax.py", "chat/test_call_table.py"],
-}
+}  # fmt: skip
 """Modules with index arithmetic, order or state, and their tests."""
 
 PLAIN = {"kernels/sampling.py"}
