@@ -94,14 +94,18 @@ def test_layer_cache_checks_shapes_and_restarts_after_clear() -> None:
 
 
 def test_pages_without_entries_are_released() -> None:
-    cache = ModelKVCache(1, 2, 3, 40)
+    cache, layer = ModelKVCache(1, 2, 3, 40), LayerKVCache(40, 3, 2)
     for position in range(40):
         cache.append(0, *entry(0, position))
-    n_bytes = cache.n_bytes
-    cache.layers[0].evict(20)
-    cache.compact()
-    assert (cache.layers[0].pages(), cache.n_bytes) == ({1, 2}, n_bytes * 2 // 3)
-    assert LayerKVCache(2, 3, 1).get(-1) is None
+        layer.append(*entry(0, position))
+    for one, compact in ((cache.layers[0], cache.compact), (layer, layer.compact)):
+        assert one._sequence.pool.n_used_bytes == one._sequence.pool.layout.n_bytes(40)
+        one.evict(20)
+        compact()
+        assert one.pages() == {1, 2}
+        assert one._sequence.pool.n_used_bytes == one._sequence.pool.layout.n_bytes(32)
+        assert one.get(20).position == 20
+    assert LayerKVCache(1, 3, 2).get(-1) is None
 
 
 def test_windows_are_positive_integers() -> None:
