@@ -74,7 +74,9 @@ MODULES = {
     "kv/sequence_pool.py": KV,
     "kv/snapshot.py": ["kv/test_snapshot.py"],
     "kv/prompt_cache.py": ["kv/test_prompt_cache.py"],
-    "sampling/truncation.py": ["sampling/test_properties.py", "sampling/test_default_chain.py"],
+    "sampling/truncation.py": [
+        "sampling/test_properties.py", "sampling/test_default_chain.py", "sampling/test_peer_goldens.py",
+    ],
     "sampling/penalties.py": ["sampling/test_penalties.py"],
     "sampling/choice.py": ["sampling/test_choice.py"],
     "sampling/candidates.py": ["sampling/test_candidates.py", "sampling/test_properties.py"],
