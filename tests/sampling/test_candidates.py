@@ -7,7 +7,7 @@ import pytest
 
 from candidates import start
 from llamacli import InvalidRequestError, PluginError, SamplingParams
-from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK, as_logits
+from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK, TopNSigma, as_logits
 
 
 class Doing(Sampler):
@@ -188,3 +188,10 @@ def test_kth_largest_by_heap_and_by_partition(k: int) -> None:
     candidates = Candidates(np.random.default_rng(0))
     candidates.start(np.random.default_rng(1).permutation(6000).astype(np.float32))
     assert candidates.kth_largest(k) == 6000 - k
+
+
+def test_no_deviations_keep_all() -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.arange(4, dtype=np.float32))
+    TopNSigma(0).apply(candidates)
+    assert len(candidates) == 4
