@@ -69,6 +69,19 @@ def test_nucleus(x: np.ndarray, times: int, p: float, kept: bool) -> None:
     np.testing.assert_array_equal(logits, x[ids])
 
 
+@pytest.mark.parametrize(
+    ("x", "step", "left"),
+    [
+        ([0, 0], (kernels.TOP_P, 0.5), [0]),  # the first reaches p exactly
+        ([3, 1, 2.5], (kernels.NEAR_LARGEST, -1), [0, 2]),
+        ([kernels.LARGEST, 0], (kernels.TEMPERATURE, 0.5), [0]),  # it overflows
+        ([-kernels.LARGEST, 0], (kernels.TEMPERATURE, 0.5), [0, 1]),
+    ],
+)
+def test_edges(x: list[float], step: tuple[int, float], left: list[int]) -> None:
+    assert applied(np.array(x, np.float32), step)[0].tolist() == left
+
+
 @given(FINITE_ARRAYS, st.floats(0, 1, exclude_max=True))
 def test_draws_by_running_sums(x: np.ndarray, uniform: float) -> None:
     sums = np.cumsum(np.exp(x.astype(np.float64) - x.max()))

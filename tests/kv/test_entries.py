@@ -93,6 +93,28 @@ def test_layer_cache_checks_shapes_and_restarts_after_clear() -> None:
     assert [(found.position, found.key[0, 0]) for found in layer.entries] == [(0, 7)]
 
 
+def test_pages_without_entries_are_released() -> None:
+    cache, layer = ModelKVCache(1, 2, 3, 40), LayerKVCache(40, 3, 2)
+    for position in range(40):
+        cache.append(0, *entry(0, position))
+        layer.append(*entry(0, position))
+    for one, compact in ((cache.layers[0], cache.compact), (layer, layer.compact)):
+        assert one._sequence.pool.n_used_bytes == one._sequence.pool.layout.n_bytes(40)
+        one.evict(20)
+        compact()
+        assert one.pages() == {1, 2}
+        assert one._sequence.pool.n_used_bytes == one._sequence.pool.layout.n_bytes(32)
+        assert one.get(20).position == 20
+    assert LayerKVCache(1, 3, 2).get(-1) is None
+
+
+def test_windows_are_positive_integers() -> None:
+    SlidingWindowKVCache(1, 2, 3, 1).append(0, *entry(0, 0))
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(InvalidRequestError, match="window must be"):
+            SlidingWindowKVCache(1, 2, 3, wrong)
+
+
 def test_sequences_are_independent_and_limited() -> None:
     caches = MultiSequenceKVCache(2, 1, 2, 3, 32)
     one, other = caches.add(5), caches.add(9)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from kv_helpers import ONE, new_sequence
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVSpec
+from llamacli.kv.layout import Group
 
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4, "q4_1": 4, "iq4_nl": 4, "q5_0": 5, "q5_1": 5}
 SCALES = {"f32": 0, "f16": 0, "bf16": 0, "q4_1": 2, "q5_1": 2}
@@ -59,3 +60,13 @@ def test_layers_of_one_window_form_a_group() -> None:
     assert [place.group for place in layout.places] == [0, 1, 0, 1]
     assert layout.has_windows
     assert not KVLayout.of([ONE], "f32").has_windows
+
+
+@pytest.mark.parametrize(
+    ("window", "chunk", "first"), [(None, None, 0), (30, None, 0), (5, None, 16), (None, 8, 16), (2, 8, 19), (9, 8, 16)]
+)
+def test_first_position_that_is_seen(window: int | None, chunk: int | None, first: int) -> None:
+    group = Group(window, chunk, 64)
+    assert group.first_seen(20) == first
+    assert group.has(20, first)
+    assert group.has(20, first + 1) == (not group.evicts)

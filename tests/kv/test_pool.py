@@ -53,6 +53,16 @@ def test_garbage_collected_sequence_releases_its_pages() -> None:
     assert pool.n_bytes == 0
 
 
+def test_copies_of_cells_are_logged() -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32"), logs=True)
+    for same_prefix in (False, True):
+        pool.log_cells(0, 4096, 8192, 3, 12, same_prefix=same_prefix)
+    assert [(entry[:4], entry[4] & 0xFF, entry[4] >> 8 & 0xFF, entry[4] >> 16) for entry in pool.log or ()] == [
+        ((pool_module.CELLS, 0, 4096, 8192), 3, 12, n) for n in (0, 1)
+    ]
+    assert pool.groups[0].ref_count(4096) == 0
+
+
 def test_reallocated_pages_are_zeroed() -> None:
     sequence, other = (KVSequence(pool, 64) for pool in [KVPool(KVLayout.of([ONE], "f32"))] * 2)
     fill(other, 0, 1)  # keeps the slab from being returned to the system

@@ -16,6 +16,18 @@ NMSE_OF_ROUNDING = {"q4_0": 2e-2, "q4_1": 2e-2, "iq4_nl": 2e-2, "q5_0": 5e-3, "q
 """Upper bounds of the error that quantizing keys once more may add."""
 
 
+@pytest.mark.parametrize(("n", "stale", "same"), [(8, None, True), (10, None, True), (11, 10, False), (20, 10, False)])
+def test_stale_cells_after_a_cut(n: int, stale: int | None, same: bool) -> None:
+    sequence, other = new_sequence([ONE], 64), new_sequence([ONE], 64)
+    for one in (sequence, other):
+        fill(one, 0, 20)
+        one.set_contents(range(20), [0], None)
+    sequence.set_contents(range(20), [0], 10)  # the cells from 10 on are those of other beginnings
+    assert sequence.has_cells_of(other, n) == same
+    sequence.truncate(n)
+    assert sequence.first_stale_cell == stale
+
+
 class TestFork:
     def test_fork_shares_pages_until_one_writes(self) -> None:
         parent = new_sequence([ONE, ONE], 64)

@@ -7,7 +7,7 @@ import pytest
 
 from candidates import start
 from llamacli import InvalidRequestError, PluginError, SamplingParams
-from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK, as_logits
+from llamacli.sampling import Candidates, Greedy, Sampler, SamplerChain, SamplerState, TopK, TopNSigma, as_logits
 
 
 class Doing(Sampler):
@@ -164,3 +164,34 @@ def test_interrupted_start_begins_again(monkeypatch: pytest.MonkeyPatch) -> None
     candidates.start(logits)
     TopK(2).apply(candidates)
     assert len(candidates) == 2
+
+
+def test_a_token_that_was_removed_comes_back() -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.array([0, 1, 2, -np.inf], np.float32))
+    candidates.keep(2)
+    for token in (None, 3):
+        assert not candidates.restore(token)
+        assert candidates.ids.tolist() == [2]
+    assert candidates.restore(1)
+    assert (candidates.ids.tolist(), candidates.logits.tolist()) == ([1], [1.0])
+
+
+def test_ids_beyond_the_vocabulary_are_not_found() -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.zeros(4, np.float32))
+    assert [one.tolist() for one in candidates.find(np.array([4, 3], np.int32))] == [[3], [1]]
+
+
+@pytest.mark.parametrize("k", [1, 200, 5000])
+def test_kth_largest_by_heap_and_by_partition(k: int) -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.random.default_rng(1).permutation(6000).astype(np.float32))
+    assert candidates.kth_largest(k) == 6000 - k
+
+
+def test_no_deviations_keep_all() -> None:
+    candidates = Candidates(np.random.default_rng(0))
+    candidates.start(np.arange(4, dtype=np.float32))
+    TopNSigma(0).apply(candidates)
+    assert len(candidates) == 4

@@ -95,6 +95,7 @@ ROW = np.zeros(3, np.float32)
         ([ROW, ROW + np.float32(np.nan)], [1, 1], 0, r"the largest of logits\[1\] is nan"),
         ([ROW + np.float32(np.inf)], [1], 0, r"logits\[0\] is inf"),
         ([ROW - np.float32(np.inf)], [1], 0, r"logits\[0\] is -inf"),
+        ([ROW - np.float32(np.inf), ROW], [0, 1], 0.5, r"logits\[0\] is -inf"),
         ([np.array([0, -np.inf], "f4"), np.array([-np.inf, 0], "f4")], [1, 1], 0, "no token is possible under all"),
         ([np.array([3e38, 0], "f4"), np.array([0, 3e38], "f4")], [1, -2], 0, "overflow float32"),
     ],

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from llamacli.serve.compilers import MOST_PER_KEY, N_THREADS, Compilers
+from llamacli.serve.errors import QueueTimeoutError
 from llamacli.util.cancellation import is_cancelled
 
 
@@ -34,6 +35,23 @@ def test_long_grammars_of_a_key_leave_a_thread_to_others() -> None:
         gate.set()
         assert await asyncio.wait_for(short, 10) == 2
         assert all(await asyncio.gather(*long))
+
+    try:
+        asyncio.run(use())
+    finally:
+        gate.set()
+        compilers.close()
+
+
+def test_grammars_of_batches_hold_up_no_client() -> None:
+    compilers, gate = Compilers(0.05), threading.Event()
+
+    async def use() -> None:
+        work = [asyncio.create_task(compilers.run(None, gate.wait, 30)) for _ in range(3 * N_THREADS)]
+        await asyncio.sleep(0)
+        assert await compilers.run("client of the batch", int, "1") == 1
+        errors = await asyncio.gather(*work, return_exceptions=True)
+        assert [type(error) for error in errors] == [TimeoutError, *[QueueTimeoutError] * (3 * N_THREADS - 1)]
 
     try:
         asyncio.run(use())

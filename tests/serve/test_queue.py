@@ -20,8 +20,15 @@ class Item:
     background: bool = False
 
 
+def take(queue: FairQueue[Item]) -> Item:
+    item = queue.peek()
+    assert item is not None
+    queue.take(item)
+    return item
+
+
 def drained(queue: FairQueue[Item]) -> list[Item]:
-    return [queue.take() for _ in range(len(queue))]
+    return [take(queue) for _ in range(len(queue))]
 
 
 def test_keys_take_turns_and_are_in_order_within() -> None:
@@ -61,8 +68,8 @@ def test_room_for_any_request() -> None:
     with pytest.raises(QueueFullError, match="2 requests wait already, 2 are allowed") as error:
         queue.expect_room()
     assert error.value.retry_after == 1
-    queue.take()
-    queue.take()
+    take(queue)
+    take(queue)
     queue.put([Item("a", n_tokens=5)])
     with pytest.raises(QueueFullError, match="prompts of 5 tokens wait already, 5 tokens are allowed"):
         queue.expect_room()
@@ -71,7 +78,7 @@ def test_room_for_any_request() -> None:
 def test_open_requests_of_a_key_are_limited_until_they_are_closed() -> None:
     queue: FairQueue[Item] = FairQueue(10, 100, max_per_key=1)
     queue.put([Item("a")])
-    queue.take()
+    take(queue)
     with pytest.raises(QueueFullError, match="of this key"):
         queue.put([Item("a")])
     queue.put([Item("b")])
@@ -132,7 +139,7 @@ def test_a_key_that_waits_sees_no_other_served_twice(actions: list[str | None]) 
             waiting[key] = waiting.get(key, 0) + 1
             served.setdefault(key, [])
         elif len(queue):
-            taken = queue.take().key
+            taken = take(queue).key
             waiting[taken] -= 1
             for other in [other for other, n in waiting.items() if n and other != taken]:
                 served[other].append(taken)

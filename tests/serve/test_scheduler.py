@@ -18,6 +18,7 @@ from llamacli.serve.errors import (
     NotSupportedError,
     PromptTooLongError,
     QueueFullError,
+    QueueTimeoutError,
 )
 from llamacli.serve.requests import (
     Admitted,
@@ -31,6 +32,7 @@ from llamacli.serve.requests import (
     TextDelta,
     TokenTimings,
 )
+from llamacli.serve.sequences import seed_of_choice
 from llamacli.tools.embedding import Pooling, pool_states
 from suite import examples
 
@@ -412,3 +414,35 @@ def test_background_requests_give_up_their_slots() -> None:
     assert not any(Done in kinds(simulation, f"later {i}") for i in range(4) if f"later {i}" in simulation.events)
     simulation.run()
     assert all(Done in kinds(simulation, f"later {i}") for i in range(4))
+
+
+def test_a_client_that_comes_while_a_background_request_is_admitted() -> None:
+    simulation = Simulation()
+    reuse, coming = simulation.scheduler.memory.reuse, [request("client", seed=1)]
+
+    def come(*given: Any) -> int:
+        if coming:
+            simulation.submit(coming.pop())  # as from another thread
+        return reuse(*given)
+
+    with patch.object(simulation.scheduler.memory, "reuse", come):
+        simulation.submit(request("later", background=True))
+        simulation.run()
+    for name, seed in (("client", 1), ("later", 0)):
+        assert simulation.result(name) == alone(request(name, seed=seed))
+
+
+def test_background_requests_wait_longer_than_those_of_clients() -> None:
+    simulation = Simulation(max_running=1, queue_timeout=0.5, kv_memory=64 * PAGE_BYTES)
+    assert simulation.scheduler.stats().kv_pages_total == 64
+    simulation.submit(request("first", max_tokens=200, params=SamplingParams(), ignore_eos=True))
+    simulation.submit(request("client", seed=1))
+    simulation.submit(request("later", seed=2, background=True))
+    simulation.run()
+    assert isinstance(last(simulation, "client").error, QueueTimeoutError)
+    assert isinstance(last(simulation, "later"), Done)
+
+
+def test_seeds_of_choices_stay() -> None:
+    assert seed_of_choice(7, 0) == 7
+    assert seed_of_choice(7, 1) == 74571000461966187674218521778895046012

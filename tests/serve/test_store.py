@@ -135,6 +135,15 @@ def test_damaged_files_are_named(tmp_path: Path, damage: str) -> None:
         Store(folder)
 
 
+@pytest.mark.parametrize(("column", "value"), [("data", b'{"id"'), ("used", b"x")])
+def test_damaged_objects_are_errors_of_the_store(column: str, value: bytes) -> None:
+    store = Store()
+    respond(store, "resp_1")
+    store._database.execute(f"UPDATE objects SET {column} = CAST(? AS TEXT)", (value,))
+    with pytest.raises(StoreError):
+        store.get("response", "resp_1", "anna")
+
+
 def test_newer_version(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     Store(folder).close()

@@ -60,6 +60,15 @@ def test_text_follows_the_prompt_and_ends_at_an_end_token() -> None:
     assert all(isinstance(event, TextDelta) and event.index == 3 for event in events[:-1])
 
 
+@pytest.mark.parametrize(("said", "has_newline"), [("a ball", False), ("a\nball", True)])
+def test_newlines_are_noted(said: str, has_newline: bool) -> None:
+    text = ChoiceText(GenerationRequest(id="a", model="m", prompts=(PROMPT,)), 0, TOKENIZER, PROMPT, 100)
+    for token in ids(said):
+        text.take(token)
+    text.finish("length")
+    assert text.has_newline == has_newline
+
+
 def test_end_tokens_may_be_ignored() -> None:
     events = fed([*ids(" was"), EOS, *ids(" big")], ignore_eos=True)
     assert joined(events) == " was big"

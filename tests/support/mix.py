@@ -9,6 +9,9 @@ rankings, batches and more, in the forms of four APIs, whole or as streams, and 
 its weights, keeps the beginnings of prompts on disk, and is killed and started again. The other one computes each
 request alone, without any of that. Every whole reply must have the same bytes, but for names, times and counts of the
 work. Ends with status 1 if one differs, or a server ends by itself.
+
+Bad inputs come together: ambiguous grammars and schemas that are slow to compile, with pictures and in batches, which
+go on after a kill; any of 32 adapters in texts that are preempted.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ CUT = 0.25
 N_CLIENTS = 6
 ROUND_S = 300.0
 """Seconds after which other options are tried."""
+N_ADAPTERS = 32
 N_BODIES = 150
 """Different requests of a kind, so that most come several times."""
 READY = re.compile(r"serving .* on http://127\.0\.0\.1:(\d+)")
@@ -59,8 +63,17 @@ OWN = frozenset(
 """Keys of replies that may differ: names, times, counts of what was computed."""
 
 STORY = "the owl and the bear told a long story about a river and a fox "
-GRAMMARS = ['root ::= [a-z ]+ "."', 'root ::= ("a" | "b")+ [0-9]', 'root ::= item{3,6}\nitem ::= [a-f] [0-9] " "']
+AMBIGUOUS = f"root ::= {'x ' * 16}\nx ::= y y y y\ny ::= z z z z\nz ::= [a-z]? [a-z]? [a-z]? [a-z ]?"
+"""Grammar whose masks take long."""
+GRAMMARS = [
+    AMBIGUOUS,
+    'root ::= [a-z ]+ "."',
+    'root ::= ("a" | "b")+ [0-9]',
+    'root ::= item{3,6}\nitem ::= [a-f] [0-9] " "',
+]
 SCHEMA = {"type": "object", "properties": {"fox": {"type": "string", "maxLength": 9}}, "required": ["fox"]}
+SLOW = {"properties": {f"k{i}": {"type": "string", "pattern": f"^(a|b|{i}){{0,{20 + i % 10}}}$"} for i in range(150)}}
+"""Schema that is slow to compile."""
 
 
 def write_models(folder: Path) -> list[str]:
@@ -75,7 +88,9 @@ def write_models(folder: Path) -> list[str]:
     (folder / "sight").mkdir()
     write_mmproj(folder / "sight" / "mmproj-sees.gguf", "idefics3")
     files.append(write_text(folder / "sight" / "sees.gguf", "idefics3"))
-    adapters = [write_adapter(folder / f"lora{i}.gguf", files[0], seed=str(i)) for i in range(2)]
+    adapters = [
+        write_adapter(folder / f"lora{i}.gguf", files[0], seed=str(i), rank=1 + i % 5) for i in range(N_ADAPTERS)
+    ]
     return [
         *map(str, files),
         *(word for path in adapters for word in ("--lora", str(path))),
@@ -165,17 +180,20 @@ def text(draw: random.Random) -> str:
 
 def constraint(draw: random.Random) -> dict[str, Any]:
     """Grammar, schema, or none."""
-    return draw.choice([{}, {}, {"grammar": draw.choice(GRAMMARS)}, {"json_schema": SCHEMA}])
+    schema = {"json_schema": draw.choice([SCHEMA, SCHEMA, {"type": "object", **SLOW}])}
+    return draw.choice([{}, {}, {"grammar": draw.choice(GRAMMARS)}, schema])
+
+
+def adapters(draw: random.Random) -> dict[str, Any]:
+    """Some of the adapters, or none."""
+    chosen = draw.sample(range(N_ADAPTERS), draw.choice([0, 1, 2, N_ADAPTERS]))
+    return {"lora": [{"id": i, "scale": draw.choice([0.5, 1, -0.3])} for i in chosen]} if chosen else {}
 
 
 def some_request(draw: random.Random) -> tuple[str, dict[str, Any]]:
     """Path and body of a request."""
     model = draw.choice(["words", "words", "recurrent", "windows"])
-    lora = (
-        {}
-        if model != "words"
-        else draw.choice([{}, {"lora": [{"id": draw.randrange(2), "scale": draw.choice([0.5, 1])}]}])
-    )
+    lora = adapters(draw) if model == "words" else {}
     user = {"role": "user", "content": text(draw)}
     kind = draw.choice(
         ["chat", "completion", "native", "messages", "ollama", "generate", "responses", "echo", "picture", "rows", "t5",
@@ -216,7 +234,7 @@ def some_request(draw: random.Random) -> tuple[str, dict[str, Any]]:
             parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": uri(draw)}}]
             if draw.random() < 0.3:
                 parts.append({"type": "image_url", "image_url": {"url": uri(draw)}})
-            body = {**fields, "model": "sees", "messages": [{"role": "user", "content": parts}]}
+            body = {**fields, **constraint(draw), "model": "sees", "messages": [{"role": "user", "content": parts}]}
             return "/v1/chat/completions", body
         case "rows":
             return "/v1/completions", {**fields, "model": "words", "prompt_embeds": rows(draw)}
@@ -276,16 +294,13 @@ class Mix:
         draw = random.Random(seed)
         while time.monotonic() < self.ends and not self.faults:
             path, body = some_request(random.Random(draw.randrange(15 * N_BODIES)))
-            if (
-                draw.random() < 0.04
-                and "stream" not in body
-                and path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
-            ):
-                path, body = "batch", {"path": path, "body": body}
-            cut = draw.random() * 0.4 if draw.random() < CUT and path != "batch" else None
+            if draw.random() < 0.02:
+                self.batch(draw, self.n_kills)
+                continue
+            cut = draw.random() * 0.4 if draw.random() < CUT else None
             kills = self.n_kills
             try:
-                status, reply = self.batched(body) if path == "batch" else self.loaded.send(path, body, cut_after=cut)
+                status, reply = self.loaded.send(path, body, cut_after=cut)
             except (OSError, http.client.HTTPException) as error:
                 time.sleep(0.5)
                 if kills == self.n_kills and not kills % 2:
@@ -298,45 +313,66 @@ class Mix:
             if cut is None and status not in (0, 503):  # 503: no place among the models in memory
                 self.compare(path, body, status, reply)
 
-    def batched(self, request: dict[str, Any]) -> tuple[int, bytes]:
-        """Reply to a request in a batch file.
-
-        Status 0 if the server was killed.
-        """
-        line = json.dumps({"custom_id": "a", "method": "POST", "url": request["path"], "body": request["body"]})
-        parts = {"purpose": ("", "batch"), "file": ('; filename="a.jsonl"', line)}
+    def batch(self, draw: random.Random, n_kills: int) -> None:
+        """Compare the replies to the lines of a batch, which survives kills."""
+        endpoint = draw.choice(["/v1/completions", "/v1/chat/completions"])
+        found = (some_request(random.Random(draw.randrange(15 * N_BODIES))) for _ in range(100))
+        bodies = [body for path, body in found if path == endpoint and not body.get("stream")]
+        lines = [
+            json.dumps({"custom_id": str(i), "method": "POST", "url": endpoint, "body": body})
+            for i, body in enumerate(bodies)
+        ]
+        parts = {"purpose": ("", "batch"), "file": ('; filename="a.jsonl"', "\n".join(lines))}
         form = "".join(
             f'--mix\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
             for name, (more, value) in parts.items()
         )
-        status, reply = self.loaded.send("/v1/files", f"{form}--mix--\r\n".encode())
-        if status != 200:
-            return status, reply
-        wanted = {"input_file_id": json.loads(reply)["id"], "endpoint": request["path"], "completion_window": "24h"}
-        status, reply = self.loaded.send("/v1/batches", wanted)
-        batch = json.loads(reply)
-        while batch.get("status") in ("validating", "in_progress", "finalizing"):
+        try:
+            file = json.loads(self.loaded.send("/v1/files", f"{form}--mix--\r\n".encode())[1])["id"]
+            wanted = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h"}
+            batch = json.loads(self.loaded.send("/v1/batches", wanted)[1])
+        except (OSError, http.client.HTTPException) as error:
+            if n_kills == self.n_kills and not n_kills % 2:
+                self.faults.append(f"a batch: {error!r}")
+            self.outcomes["killed"] += 1
+            return
+        while batch["status"] in ("validating", "in_progress", "finalizing"):
             if time.monotonic() > self.ends + 120:
-                return 0, b""
+                self.faults.append(f"a batch does not end: {batch}")
+                return
             time.sleep(0.1)
-            batch = json.loads(self.loaded.send(f"/v1/batches/{batch['id']}", None)[1])
-        name = batch.get("output_file_id") or batch.get("error_file_id")
-        if not name:
-            return 0, json.dumps(batch).encode()
-        response = json.loads(self.loaded.send(f"/v1/files/{name}/content", None)[1].splitlines()[0])["response"]
-        return response["status_code"], json.dumps(response["body"]).encode()
+            with contextlib.suppress(OSError, http.client.HTTPException):  # while it starts again
+                batch = json.loads(self.loaded.send(f"/v1/batches/{batch['id']}", None)[1])
+        names = [name for kind in ("output", "error") if (name := batch.get(f"{kind}_file_id"))]
+        results = [line for name in names for line in self.content(name)]
+        if sorted(int(one["custom_id"]) for one in results) != [*range(len(bodies))]:
+            self.faults.append(f"lines of a batch are missing or twice: {batch}")
+        for one in results:
+            response = one["response"]
+            self.outcomes[f"batch {endpoint} {response['status_code']}"] += 1
+            reply = json.dumps(response["body"]).encode()
+            self.compare(endpoint, bodies[int(one["custom_id"])], response["status_code"], reply)
+
+    def content(self, file: str) -> list[dict[str, Any]]:
+        """Lines of a file, after a kill from the server that follows."""
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return [
+                    json.loads(line) for line in self.loaded.send(f"/v1/files/{file}/content", None)[1].splitlines()
+                ]
+            time.sleep(0.1)
 
     def compare(self, path: str, body: dict[str, Any], status: int, reply: bytes) -> None:
         """Compare a reply with that to the request alone."""
-        if path == "batch":
-            path, body = body["path"], body["body"]
         key = json.dumps([path, body])
         with self.alone.lock:
             if key not in self.expected:
                 self.expected[key] = self.read(body, *self.alone.send(path, body))
-        found = self.read(body, status, reply)
-        if found != self.expected[key]:
-            self.faults.append(f"{path}: {key[:3000]}\n  alone:  {self.expected[key]}\n  loaded: {found}")
+        found, expected = self.read(body, status, reply), self.expected[key]
+        if "seconds to compile" in f"{found}{expected}":
+            self.outcomes["slow to compile"] += 1  # on a busy machine
+        elif found != expected:
+            self.faults.append(f"{path}: {key[:3000]}\n  alone:  {expected}\n  loaded: {found}")
 
     @staticmethod
     def read(body: dict[str, Any], status: int, reply: bytes) -> tuple[int, Any]:

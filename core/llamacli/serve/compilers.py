@@ -10,54 +10,70 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from llamacli.serve.errors import QueueTimeoutError
 from llamacli.util.cancellation import cancellable_by
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-N_THREADS, MOST_PER_KEY = 4, 3
-"""Threads, and how many of them one key may use: the last is for others."""
+N_THREADS, MOST_PER_KEY, MOST_OF_BATCHES = 5, 3, 1
+"""Threads, and how many of them one key, and all batches, may use: the last is for others."""
 
 
 class Compilers:
     """Thread pool for grammars; one key never takes all threads.
 
-    A thread cannot be ended from outside. What may take long asks `is_cancelled`, which is true once its client has
-    left, or has its answer because the time was over.
+    `seconds` are those that a call may wait for a thread, and again those that it may take; None for no limit. A thread
+    cannot be ended from outside. What may take long asks `is_cancelled`, which is true once its client has left, or has
+    its answer because the time was over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None = None):
+        self._seconds = seconds
         self._pool = ThreadPoolExecutor(N_THREADS, "llamacli-grammar")
-        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        self._shares: weakref.WeakValueDictionary[str | None, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def run(self, key: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, key: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a thread, within the share of a key.
 
-        Cancelling this cancels the function's work.
+        The key of batches is None. Cancelling this cancels the function's work. Raises QueueTimeoutError if no thread
+        is free in time, TimeoutError if the function takes longer.
         """
-        share = self._shares.setdefault(key, asyncio.Semaphore(MOST_PER_KEY))
-        await share.acquire()
-        loop, left = asyncio.get_running_loop(), threading.Event()
+        most = MOST_OF_BATCHES if key is None else MOST_PER_KEY
+        share = self._shares.setdefault(key, asyncio.Semaphore(most))
+        loop, left, begun = asyncio.get_running_loop(), threading.Event(), asyncio.Event()
 
         def work_of_caller() -> T:
+            loop.call_soon_threadsafe(begun.set)
             with cancellable_by(left):
                 return function(*args, **kwargs)
-
-        try:
-            work = self._pool.submit(work_of_caller)
-        except BaseException:
-            share.release()
-            raise
 
         def ended(_: Future[T]) -> None:  # the thread goes on after a caller that leaves
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(share.release)
 
-        work.add_done_callback(ended)
+        result: asyncio.Future[T] | None = None
         try:
-            return await asyncio.wrap_future(work)
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await share.acquire()
+                    try:
+                        work = self._pool.submit(work_of_caller)
+                    except BaseException:
+                        share.release()
+                        raise
+                    work.add_done_callback(ended)
+                    result = asyncio.wrap_future(work)
+                    await begun.wait()
+            except TimeoutError:
+                reason = f"schemas and grammars that came before take longer than {self._seconds:g} seconds to compile"
+                raise QueueTimeoutError(reason, retry_after=1) from None
+            async with asyncio.timeout(self._seconds):
+                return await result
         finally:
             left.set()
+            if result is not None:
+                result.cancel()
 
     def close(self) -> None:
         """Begin no more calls."""

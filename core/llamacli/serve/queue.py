@@ -101,17 +101,19 @@ class FairQueue(Generic[Item]):
         return next((items[0] for items in (*self._keys.values(), *([self._later] if self._later else []))), None)
 
     @locked
-    def take(self) -> Item:
-        """Remove the entry whose turn it is; turn to the next key."""
-        if not self._keys:
-            return self._later.popleft()
-        key = next(iter(self._keys))
-        items = self._keys.pop(key)
-        item = items.popleft()
+    def take(self, item: Item) -> None:
+        """Remove an entry that `peek` gave, and turn to the next key.
+
+        Entries that came since may have the turn by now: they stay.
+        """
+        if item.background:
+            self._later.remove(item)
+            return
+        items = self._keys.pop(item.key)
+        items.remove(item)
         if items:
-            self._keys[key] = items
+            self._keys[item.key] = items
         self._forget(item)
-        return item
 
     @locked
     def remove_where(self, leaves: Callable[[Item], bool]) -> list[Item]:

@@ -434,7 +434,7 @@ class Scheduler:
             if not fits:
                 sequence.cache.close()
                 return
-            self.queue.take()
+            self.queue.take(sequence)
             self.running.enter(sequence)
             self._drafts.begin(sequence)
             self._lifecycle.count_cached(sequence, n_reused)

@@ -132,7 +132,7 @@ class Store:
             database.execute("DELETE FROM chunks WHERE file NOT IN (SELECT id FROM objects)")  # of a killed upload
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if database is not None:
                 database.close()
             told = "move it away to begin an empty one"
@@ -198,7 +198,7 @@ class Store:
             now = time.time()
             if now - row[4] > _FRESH_S:
                 self._database.execute("UPDATE objects SET used = ? WHERE id = ?", (now, name))
-        return _found(row)
+            return _found(row)
 
     @locked
     def update(self, name: str, data: Object, *, is_open: bool) -> bool:
@@ -232,7 +232,7 @@ class Store:
                 f"SELECT data FROM objects WHERE kind = ? AND owner = ? {where} ORDER BY number {order} LIMIT ?",
                 (kind, owner, *([] if start is None else [start]), limit + 1),
             ).fetchall()
-        return [json.loads(row[0]) for row in rows[:limit]], len(rows) > limit
+            return [json.loads(row[0]) for row in rows[:limit]], len(rows) > limit
 
     @locked
     def unfinished(self, kind: Kind) -> list[Found]:
@@ -241,7 +241,7 @@ class Store:
             rows = self._database.execute(
                 "SELECT id, owner, data, private FROM objects WHERE kind = ? AND open ORDER BY number", (kind,)
             ).fetchall()
-        return [_found(row) for row in rows]
+            return [_found(row) for row in rows]
 
     # --- items of responses and conversations
 
@@ -274,7 +274,7 @@ class Store:
                 f"SELECT data FROM items WHERE parent = ? {where} ORDER BY number {order} LIMIT ?",
                 (parent, *([] if start is None else [start]), limit + 1),
             ).fetchall()
-        return [json.loads(row[0]) for row in rows[:limit]], len(rows) > limit
+            return [json.loads(row[0]) for row in rows[:limit]], len(rows) > limit
 
     @locked
     def remove_item(self, parent: str, name: str) -> None:
@@ -417,7 +417,7 @@ class Store:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
                 raise StorageFullError(f"the store cannot be written: {error}") from None
             raise StoreError(f"the store failed: {error}") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, TypeError) as error:  # numbers and texts of a damaged file
             raise StoreError(f"the store failed: {error}") from error
 
     @contextlib.contextmanager

@@ -2,11 +2,21 @@
 
 from fuzz.target import Target
 from fuzz.targets.commands import COMMANDS
-from fuzz.targets.copies import COPIES
+from fuzz.targets.copies import COPIES, MAPPED
 from fuzz.targets.files import ADAPTERS, CHECKPOINTS, DRAFTS, HEADERS, MODELS
 from fuzz.targets.grammars import GRAMMARS, SCHEMAS
 from fuzz.targets.pictures import ENCODERS, FOLDERS, PICTURES
-from fuzz.targets.served import BATCHES, CATALOGUES, EMBEDDINGS, FRAMES, PROMPTS, REQUESTS, SERVERS
+from fuzz.targets.served import (
+    BATCHES,
+    CATALOGUES,
+    EMBEDDINGS,
+    FRAMES,
+    MESSAGES,
+    PROMPTS,
+    REQUESTS,
+    SERVERS,
+    STORES,
+)
 from fuzz.targets.states import STATES
 from fuzz.targets.templates import TEMPLATES
 from fuzz.targets.vocabularies import TEXTS, VOCABULARIES
@@ -19,6 +29,7 @@ TARGETS: dict[str, Target] = {
     "llama2c": CHECKPOINTS,
     "state": STATES,
     "copy": COPIES,
+    "mapped": MAPPED,
     "text": TEXTS,
     "vocabulary": VOCABULARIES,
     "template": TEMPLATES,
@@ -35,4 +46,6 @@ TARGETS: dict[str, Target] = {
     "prompt": PROMPTS,
     "embedding": EMBEDDINGS,
     "mcp": SERVERS,
+    "message": MESSAGES,
+    "store": STORES,
 }

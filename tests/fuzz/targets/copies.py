@@ -64,3 +64,36 @@ COPIES = Target(
     per_process=1000,
 )
 """Packed copies: whatever is in the cache folder, logits are the same."""
+
+
+def _start_mapped(base: Path) -> Callable[[list[Edit]], None]:
+    model, plugins = tiny_variants.write(base / "model.gguf", "gqa", type="Q8_0"), Plugins(entry_points())
+    writing.MIN_BYTES = 1
+    folder.cache_folder = lambda: base / "cache"  # type: ignore[attr-defined]
+
+    def logits(damage: Callable[[], object]) -> Any:
+        with load_model(model, threads=1, plugins=plugins, load="map") as loaded, loaded.create_session() as session:
+            session.eval([1, 2])
+            damage()
+            return session.eval([3, 60])
+
+    logits(lambda: None)
+    expected = logits(lambda: None)  # of the copy
+    (path,) = (base / "cache" / "packed").glob("*.packed")
+    whole = path.read_bytes()
+
+    def use(changes: list[Edit]) -> None:
+        def damage() -> None:
+            data = edited(whole, changes)
+            with path.open("r+b") as file:
+                file.write(data)
+                file.truncate(len(data))
+
+        path.write_bytes(whole)
+        np.testing.assert_array_equal(logits(damage), expected)
+
+    return use
+
+
+MAPPED = Target(cases=edits(_RAW, 3), start=_start_mapped, per_process=500)
+"""Packed copies that are overwritten or cut while they are mapped: the same logits, or an error."""

@@ -1,11 +1,13 @@
 """Bodies of requests, batches, catalogues, presets, frames, cached prompts."""
 
+import asyncio
 import base64
+import contextlib
 import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ from llamacli.serve.http.llamacpp import InfillRequest, NativeEmbeddings, Native
 from llamacli.serve.http.prompt_embeds import _array
 from llamacli.serve.http.schemas.chat import ChatRequest
 from llamacli.serve.http.schemas.completions import CompletionRequest
+from llamacli.serve.store import FILE_NAME, Store
 from llamacli.stages.frames import _parsed
 from llamacli.stages.messages import batch_of
+from llamacli.tools import mcp
 from llamacli.tools.mcp import read_servers
 from paths import entry_points
 
@@ -247,3 +251,113 @@ def _start_servers(folder: Path) -> Callable[[tuple[list[tuple[int, Any]], list[
 
 SERVERS = Target(cases=st.tuples(FORGERIES, _EDITS), start=_start_servers, per_process=20_000)
 """Files of MCP servers."""
+
+_TOOL = {"name": "f", "description": "d", "inputSchema": {"type": "object", "properties": {"x": {"type": "string"}}}}
+_TEXT = {"type": "text", "text": "a", "annotations": {"audience": ["user"], "priority": 0.5}}
+_FILE = {"type": "resource", "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": "b"}}
+_IMAGE = {"type": "image", "mimeType": "image/png", "data": "aGk="}
+_RESULTS: dict[str, dict[str, Any]] = {
+    "initialize": {
+        "protocolVersion": "2024-11-05", "capabilities": {"tools": {"listChanged": True}},
+        "serverInfo": {"name": "s", "version": "1"}, "instructions": "i",
+    },
+    "tools/list": {"tools": [_TOOL, {**_TOOL, "name": "g"}], "nextCursor": None},
+    "tools/call": {"content": [_TEXT, _FILE, _IMAGE], "structuredContent": {"y": 1}, "isError": False},
+}  # fmt: skip
+
+
+class _Pipe:
+    """Standard input of a server, whose answers are forged."""
+
+    def __init__(self, process: mcp._Process, forgeries: list[tuple[int, Any]], changes: list[Edit]):
+        self._process, self._forgeries, self._changes = process, forgeries, changes
+
+    def get_pipe_transport(self, number: int) -> "_Pipe":
+        return self
+
+    def get_returncode(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None:
+        asked = json.loads(data)
+        if "id" in asked:
+            said = {"jsonrpc": "2.0", "id": asked["id"], "result": _RESULTS[asked["method"]]}
+            line = json.dumps(forged_fields(said, self._forgeries)).encode()
+            self._process.pipe_data_received(
+                1, b'{"jsonrpc":"2.0","method":"x"}\n' + edited(line, self._changes) + b"\n"
+            )
+            self._process.process_exited() if asked["method"] == "tools/call" and self._changes else None
+
+
+def _talk(case: tuple[list[tuple[int, Any]], list[Edit]]) -> None:
+    @contextlib.asynccontextmanager
+    async def process(server: mcp.McpServer, stopped: asyncio.Event) -> AsyncIterator[mcp._Process]:
+        talking = mcp._Process(stopped)
+        talking.connection_made(asyncio.SubprocessTransport())
+        pipe: Any = _Pipe(talking, *case)
+        talking._transport = pipe
+        yield talking
+        talking._send.close()
+
+    async def talk() -> None:
+        servers = mcp.McpServers([mcp.McpServer(name="s", command="x", timeout=0.05)])
+        try:
+            for tool in await servers.tools():
+                assert len(tool.name) <= 64
+                result = await servers.call(tool.name, {"x": "a"})
+                assert [type(text) for text in result.values()] == [str]
+                assert result.keys() <= {"plain_text_response", "error"}
+        finally:
+            await servers.close()
+
+    mcp._process, mcp._BEGIN_S = process, 0.05  # type: ignore[assignment]
+    asyncio.run(talk())
+
+
+MESSAGES = Target(cases=st.tuples(FORGERIES, _EDITS), start=lambda folder: _talk, per_process=2000)
+"""Messages of MCP servers: what is none is passed over, and tools give texts or errors."""
+
+
+def _start_store(folder: Path) -> Callable[[list[Edit]], None]:
+    base = folder / "data"
+    path = base / FILE_NAME
+    store = Store(base)
+    for i in range(4):
+        items = [{"id": f"item_{i}_{k}", "text": "a" * 50} for k in range(3)]
+        store.add("response", "anna", {"id": f"resp_{i}", "text": "b" * 300}, private={"body": i}, items=items)
+    store.add("batch", "anna", {"id": "batch_0"}, is_open=True)
+    store.add("file", "anna", {"id": "file_0"})
+    for i in range(3):
+        store.add_chunk("file_0", i, b"c" * 500)
+        store.add_result("batch_0", i, b"{}", failed=i == 1)
+    store.close()
+    whole = path.read_bytes()
+
+    def use(changes: list[Edit]) -> None:
+        for name in (f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"):
+            (base / name).unlink(missing_ok=True)
+        path.write_bytes(edited(whole, changes))
+        store = Store(base)
+        try:
+            store.unfinished("batch")
+            assert len(b"".join(store.chunks("file_0"))) <= len(whole)
+            assert all(isinstance(line, bytes) for line in store.results("batch_0", failed=None))
+            store.page("response", "anna", limit=3)
+            store.page_of_items("resp_1", limit=2, after="item_1_0")
+            store.lines_done("batch_0")
+            store.add("response", "anna", {"id": "resp_5"}, items=[{"id": "item_5"}])
+            for i in range(4):
+                store.get("response", f"resp_{i}", "anna")
+                store.items(f"resp_{i}")
+            store.end_batch("anna", {"id": "batch_0"}, [(False, {"id": "file_1"})])
+            store.remove("response", "resp_2", "anna")
+            store.expire()
+        finally:
+            store.close()
+
+    use([])
+    return use
+
+
+STORES = Target(cases=edits(_KINDS, 3), start=_start_store, per_process=2000)
+"""Stored responses, files and batches, in a damaged file."""

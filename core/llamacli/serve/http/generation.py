@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -252,15 +251,13 @@ def sampling_params(
 async def compiled(call: Call, model: Model, params: SamplingParams, field: str) -> SamplerChain:
     """Sampler chain with a compiled grammar.
 
-    Raises BadRequestError that names the field, also if it takes too long.
+    Raises BadRequestError that names the field, also if it takes too long; QueueTimeoutError if those before it do.
     """
     await call.server.run(prepare, model.tokenizer)  # not within the time of the schema that comes first
-    seconds = call.settings.schema_timeout
     try:
-        async with asyncio.timeout(seconds):
-            return await call.server.compilers.run(call.key, chain, model, params)
+        return await call.server.compilers.run(None if call.background else call.key, chain, model, params)
     except TimeoutError:
-        reason = f"the schema or grammar took longer than {seconds:g} seconds to compile"
+        reason = f"the schema or grammar took longer than {call.settings.schema_timeout:g} seconds to compile"
         raise BadRequestError(reason, field, "invalid_schema") from None
     except BadRequestError as error:
         error.param = error.param or field

@@ -45,7 +45,7 @@ class Server:
     pool: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-text"))
     long_texts: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(1, "llamacli-long-text"))
     pictures: ThreadPoolExecutor = attrs.field(factory=lambda: ThreadPoolExecutor(2, "llamacli-picture"))
-    compilers: Compilers = attrs.field(factory=Compilers)
+    compilers: Compilers = attrs.field(init=False)
     metrics: HttpMetrics = attrs.field(factory=HttpMetrics)
     unknown: set[str] = attrs.field(factory=set)
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
@@ -56,6 +56,10 @@ class Server:
     keys: Keys = attrs.field(init=False)
     store: Store = attrs.field(init=False)
     mcp: McpServers = attrs.field(init=False)
+
+    @compilers.default
+    def _compilers(self) -> Compilers:
+        return Compilers(self.settings.schema_timeout)
 
     @catalogue.default
     def _catalogue(self) -> Catalogue | None:
