@@ -12,8 +12,9 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
-from llamacli.graph import Graph, Param, Tensor, Value
+from llamacli.graph import Graph, KeyValues, Param, Tensor, Value
 from llamacli.loaders import ModelFile
+from llamacli.ops.attention import Attention
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
 
@@ -596,6 +597,25 @@ class BlockHeadArchitecture(HeadArchitecture):
         """Length of a block, id of masks, and True if causal."""
 
 
+class CacheHeadArchitecture(HeadArchitecture):
+    """Family of draft heads that read the model's KV cache.
+
+    They store nothing. `forward` computes the logits of a token from the embedding of the one before,
+    `weights.model_embd`, and a hidden state, `g.previous_hidden`: that of the model at the token before that one, and
+    from the second drafted token on the head's own, `g.passed`, as wide as the model's. `g.cached` are the keys and
+    values that the model's layers read, in their order; all drafted tokens see the cells that the model has computed.
+    A window of `g.cached` has one token less than the model's, which the drafted token takes.
+    """
+
+    def layers(self, config: Any) -> tuple[int, ...]:
+        """No layers: it reads the model's hidden states."""
+        return ()
+
+    def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """The hidden state itself, of width `config.n_model`."""
+        return g.previous_hidden(config.n_model)
+
+
 def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
     """Record the forward pass of a model.
 
@@ -678,6 +698,29 @@ def trace_block_head(
     if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent or head.needs_whole_input:
         raise PluginError(f"{part}: forward must end in its logits, and have no recurrent states")
     return fuser, injector, head
+
+
+def trace_cache_head(
+    architecture: CacheHeadArchitecture, config: Config, weights: Weights, model: Graph
+) -> tuple[Graph, Graph]:
+    """Record `fuse` and `forward` of a head that reads a cache.
+
+    `model` is the graph whose cache it is.
+
+    Raises PluginError for one that cannot draft, see `CacheHeadArchitecture`.
+    """
+    part, fuser, head = f"draft head {architecture.name!r}", Graph(), Graph()
+    architecture.fuse(fuser, config, weights)
+    if model.embedding:
+        weights.share("model_embd", Param(model.embedding.table))
+    head.states = [attrs.evolve(state, window=state.window and state.window - 1) for state in model.states]
+    head.cached = [KeyValues(op.layer, head.states[op.layer]) for op in model.ops if isinstance(op, Attention)]
+    logits, n = architecture.forward(head, config, weights), len(model.states)
+    if head.n_hidden != fuser.n_hidden or head.ops[-1].out is not logits or head.recurrent or len(head.states) != n:
+        raise PluginError(f"{part} must read g.previous_hidden as fuse does, end in its logits, and store nothing")
+    if head.passed is None or head.passed.width != head.n_hidden or head.hidden is None:
+        raise PluginError(f"{part} must set g.passed to a state of {head.n_hidden} numbers")
+    return fuser, head
 
 
 def trace_classifier(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:
