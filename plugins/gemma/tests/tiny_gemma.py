@@ -349,11 +349,33 @@ VARIANTS = {
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 
 TRANSFORMERS = {
+    "gemma2": [
+        HuggingFaceModel(
+            "gemma2",
+            {"sliding_window": 8, "query_pre_attn_scalar": 32},
+            keys={
+                "attn_logit_softcapping": lambda config: config.attn_logit_softcapping,
+                "final_logit_softcapping": lambda config: config.final_logit_softcapping,
+            },
+            tensors={
+                "model.layers.{}.post_attention_layernorm.weight": "blk.{}.post_attention_norm.weight",
+                "model.layers.{}.pre_feedforward_layernorm.weight": "blk.{}.ffn_norm.weight",
+                "model.layers.{}.post_feedforward_layernorm.weight": "blk.{}.post_ffw_norm.weight",
+            },
+            convert=dict.fromkeys(
+                [
+                    f"{name}.weight"
+                    for name in ("output_norm", "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+                ],
+                PLUS_ONE,
+            ),
+        )
+    ],
     "gemma": [
         HuggingFaceModel(
             "gemma", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], PLUS_ONE)
         )
-    ]
+    ],
 }
 """Models of transformers by architecture."""
 
