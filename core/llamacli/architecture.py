@@ -552,15 +552,19 @@ class HeadArchitecture(Architecture):
     """
 
     def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-        """Configuration with what the shapes of a file's tensors alone say."""
-        return config
+        """Configuration with the number of tokens that a head predicts, its `n_draft`.
 
-    @abc.abstractmethod
+        It is that of `d2t`, or all.
+        """
+        return attrs.evolve(config, n_draft=shapes.get("d2t", (config.n_vocab,))[0])
+
     def layers(self, config: Any) -> tuple[int, ...]:
-        """Layers of the model whose inputs the head reads.
+        """Layers of the model whose inputs the head reads, its `layers`.
 
         That behind the last one has the number of layers.
         """
+        found: tuple[int, ...] = config.layers
+        return found
 
     @abc.abstractmethod
     def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
@@ -570,11 +574,12 @@ class HeadArchitecture(Architecture):
         """
 
     def ids(self, weights: Weights) -> Param | None:
-        """Ids of the head's tokens in the model's vocabulary.
+        """Ids of the head's tokens in the model's vocabulary, `d2t`.
 
         None where they are the same.
         """
-        return None
+        found: Param | None = weights.d2t
+        return found
 
 
 class BlockHeadArchitecture(HeadArchitecture):
@@ -592,9 +597,10 @@ class BlockHeadArchitecture(HeadArchitecture):
         The state is `g.previous_hidden(config.n_embd)`, and each `g.store` as in `forward`.
         """
 
-    @abc.abstractmethod
     def block(self, config: Any) -> tuple[int, int, bool]:
         """Length of a block, id of masks, and True if causal."""
+        found: tuple[int, int, bool] = config.block
+        return found
 
 
 class CacheHeadArchitecture(HeadArchitecture):
@@ -607,9 +613,17 @@ class CacheHeadArchitecture(HeadArchitecture):
     A window of `g.cached` has one token less than the model's, which the drafted token takes.
     """
 
+    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Configuration as it is: a head predicts all tokens."""
+        return config
+
     def layers(self, config: Any) -> tuple[int, ...]:
         """No layers: it reads the model's hidden states."""
         return ()
+
+    def ids(self, weights: Weights) -> Param | None:
+        """None: tokens are the model's."""
+        return None
 
     def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
         """The hidden state itself, of width `config.n_model`."""
