@@ -11,7 +11,8 @@ import numpy as np
 
 from llamacli.errors import InvalidRequestError, ModelFormatError, PluginError
 from llamacli.gguf import Metadata
-from llamacli.graph import Graph, Param, Value
+from llamacli.graph import Graph, KeyValues, Param, Value
+from llamacli.ops.attention import Attention
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
@@ -226,15 +227,19 @@ class HeadArchitecture(Architecture):
     """
 
     def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-        """Configuration with what the shapes of a file's tensors alone say."""
-        return config
+        """Configuration with the number of tokens that a head predicts, its `n_draft`.
 
-    @abc.abstractmethod
+        It is that of `d2t`, or all.
+        """
+        return attrs.evolve(config, n_draft=shapes.get("d2t", (config.n_vocab,))[0])
+
     def layers(self, config: Any) -> tuple[int, ...]:
-        """Layers of the model whose inputs the head reads.
+        """Layers of the model whose inputs the head reads, its `layers`.
 
         That behind the last one has the number of layers.
         """
+        found: tuple[int, ...] = config.layers
+        return found
 
     @abc.abstractmethod
     def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
@@ -244,11 +249,12 @@ class HeadArchitecture(Architecture):
         """
 
     def ids(self, weights: Weights) -> Param | None:
-        """Ids of the head's tokens in the model's vocabulary.
+        """Ids of the head's tokens in the model's vocabulary, `d2t`.
 
         None where they are the same.
         """
-        return None
+        found: Param | None = weights.d2t
+        return found
 
 
 class BlockHeadArchitecture(HeadArchitecture):
@@ -266,9 +272,37 @@ class BlockHeadArchitecture(HeadArchitecture):
         The state is `g.previous_hidden(config.n_embd)`, and each `g.store` as in `forward`.
         """
 
-    @abc.abstractmethod
     def block(self, config: Any) -> tuple[int, int, bool]:
         """Length of a block, id of masks, and True if causal."""
+        found: tuple[int, int, bool] = config.block
+        return found
+
+
+class CacheHeadArchitecture(HeadArchitecture):
+    """Family of draft heads that read the model's KV cache.
+
+    They store nothing. `forward` computes the logits of a token from the embedding of the one before,
+    `weights.model_embd`, and a hidden state, `g.previous_hidden`: that of the model at the token before that one, and
+    from the second drafted token on the head's own, `g.passed`, as wide as the model's. `g.cached` are the keys and
+    values that the model's layers read, in their order; all drafted tokens see the cells that the model has computed.
+    A window of `g.cached` has one token less than the model's, which the drafted token takes.
+    """
+
+    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Configuration as it is: a head predicts all tokens."""
+        return config
+
+    def layers(self, config: Any) -> tuple[int, ...]:
+        """No layers: it reads the model's hidden states."""
+        return ()
+
+    def ids(self, weights: Weights) -> Param | None:
+        """None: tokens are the model's."""
+        return None
+
+    def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
+        """The hidden state itself, of width `config.n_model`."""
+        return g.previous_hidden(config.n_model)
 
 
 def trace(architecture: Architecture, config: Any, weights: Weights) -> Graph:
@@ -353,6 +387,29 @@ def trace_block_head(
     if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent or head.needs_whole_input:
         raise PluginError(f"{part}: forward must end in its logits, and have no recurrent states")
     return fuser, injector, head
+
+
+def trace_cache_head(
+    architecture: CacheHeadArchitecture, config: Config, weights: Weights, model: Graph
+) -> tuple[Graph, Graph]:
+    """Record `fuse` and `forward` of a head that reads a cache.
+
+    `model` is the graph whose cache it is.
+
+    Raises PluginError for one that cannot draft, see `CacheHeadArchitecture`.
+    """
+    part, fuser, head = f"draft head {architecture.name!r}", Graph(), Graph()
+    architecture.fuse(fuser, config, weights)
+    if model.embedding:
+        weights.share("model_embd", Param(model.embedding.table))
+    head.states = [attrs.evolve(state, window=state.window and state.window - 1) for state in model.states]
+    head.cached = [KeyValues(op.layer, head.states[op.layer]) for op in model.ops if isinstance(op, Attention)]
+    logits, n = architecture.forward(head, config, weights), len(model.states)
+    if head.n_hidden != fuser.n_hidden or head.ops[-1].out is not logits or head.recurrent or len(head.states) != n:
+        raise PluginError(f"{part} must read g.previous_hidden as fuse does, end in its logits, and store nothing")
+    if head.passed is None or head.passed.width != head.n_hidden or head.hidden is None:
+        raise PluginError(f"{part} must set g.passed to a state of {head.n_hidden} numbers")
+    return fuser, head
 
 
 def trace_classifier(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:

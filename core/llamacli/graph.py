@@ -73,6 +73,8 @@ class Graph(Recorder):
     """
 
     n_batch: int | None = None
+    cached: Sequence[KeyValues] = ()
+    """Keys and values that the layers of a draft head's model read, see `CacheHeadArchitecture`."""
     held: Held | None = None
     """Layers and states of a pipeline stage, None for all."""
 

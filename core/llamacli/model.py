@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from llamacli.architecture import (
     Architecture,
     BlockHeadArchitecture,
+    CacheHeadArchitecture,
     Config,
     HeadArchitecture,
     trace,
     trace_block_head,
+    trace_cache_head,
     trace_classifier,
     trace_head,
     trace_nextn,
@@ -629,15 +631,18 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
             f"{file.path}: the {name} has another vocabulary than the model {model.name!r}: {config.n_vocab} and "
             f"{model.config.n_vocab} tokens"
         )
-    _share_weights(model, weights, config, f"{file.path}: the {name}")
-    injector, block = None, (0, 0, False)
-    if isinstance(architecture, BlockHeadArchitecture):
+    injector, block, reads_cache = None, (0, 0, False), isinstance(architecture, CacheHeadArchitecture)
+    if not reads_cache:
+        _share_weights(model, weights, config, f"{file.path}: the {name}")
+    if isinstance(architecture, CacheHeadArchitecture):
+        fuser, graph = trace_cache_head(architecture, config, weights, model.program.graph)
+    elif isinstance(architecture, BlockHeadArchitecture):
         fuser, injector, graph = trace_block_head(architecture, config, weights)
         block = architecture.block(config)
     else:
         fuser, graph = trace_head(architecture, config, weights)
     layers, n_embd = architecture.layers(config), model.config.n_embd
-    if fuser.n_hidden != len(layers) * n_embd:
+    if fuser.n_hidden != max(1, len(layers)) * n_embd:
         raise ModelFormatError(
             f"{file.path}: the {name} reads hidden states of {fuser.n_hidden // max(1, len(layers))} numbers, and "
             f"those of the model {model.name!r} have {n_embd}: it is the head of another model"
@@ -654,10 +659,10 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
             raise ModelFormatError(f"{file.path}: tensor {ids.weight.name.removeprefix(_HEAD)} has no ids of tokens")
     _warn_of_unread_keys(metadata, config.architecture)
     program = model.program.extended(graph, view)
-    pool = model.head_pool(program, identity(file))
-    fuses = model.program.extended(fuser, view)
+    pool = model.kv_pool() if reads_cache else model.head_pool(program, identity(file))
+    fuses = None if reads_cache else model.program.extended(fuser, view)
     injects = model.program.extended(injector, view) if injector else None
-    return Head(name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block)
+    return Head(name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block, reads_cache)
 
 
 def _share_weights(model: Model, weights: Weights, config: Config, head: str) -> None:

@@ -8,6 +8,7 @@ One import a line; the sections are those of docs/plugin-names.md.
 from llamacli.architecture import Architecture as Architecture
 from llamacli.architecture import Config as Config
 from llamacli.architecture import BlockHeadArchitecture as BlockHeadArchitecture
+from llamacli.architecture import CacheHeadArchitecture as CacheHeadArchitecture
 from llamacli.architecture import HeadArchitecture as HeadArchitecture
 from llamacli.tensor_table import Params as Params
 from llamacli.tensor_table import TensorTable as TensorTable

@@ -23,11 +23,14 @@ from llamacli.engine import Chunk, default_engine, evaluate
 from llamacli.engine.heads import Head
 from llamacli.generation.drafters import drafter_of
 from llamacli.kv import KVSequence
+from llamacli.ops.run import Span
 from llamacli.plugins import Plugins
 from llamacli.testing import formulas
 from oracle.goldens import DIRECTORY, TOKENS
 from tiny_dflash import HEADS as BLOCK_HEADS
 from tiny_eagle import HEADS, MODELS, write_eagle3
+from tiny_gemma import CACHE_HEADS, write_assistant
+from tiny_gemma import MODELS as CACHE_MODELS
 
 N_TOKENS, N_DRAFT = 24, 6
 
@@ -50,7 +53,7 @@ def passed(model: Model, tokens: list[int]) -> np.ndarray:
     """Values that the model passes of the tokens of a text."""
     rows: list[np.ndarray] = []
     sequence = KVSequence(model.kv_pool(), len(tokens))
-    chunk = Chunk(sequence, tokens, take_hidden=lambda _, __, states, n: rows.append(states))
+    chunk = Chunk(sequence, tokens, take_hidden=lambda _, __, states, ___, ____: rows.append(states))
     evaluate(model.program_with, [chunk])
     return np.concatenate(rows)
 
@@ -68,7 +71,7 @@ def test_states_logits_and_drafts_are_those_of_llama_cpp(name: str, load_tiny: L
         found: list[np.ndarray] = []
         chunk = Chunk(
             sequence, tokens[1:], n_last=N_TOKENS - 1, hidden_in=states,
-            take_hidden=lambda _, __, states, n: found.append(states),
+            take_hidden=lambda _, __, states, ___, ____: found.append(states),
         )  # fmt: skip
         logits = head.logits(evaluate(lambda _: head.program, [chunk])[0])
         with HeadDrafter(head, min_probability=0.0) as drafter:
@@ -110,6 +113,51 @@ def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path:
     assert formulas.nmse(logits[known], expected["logits"][known]) < bound
     assert drafts[0] == drafts[2] == expected["draft"].tolist()
     assert len(drafts[1]) == 2
+
+
+@pytest.mark.parametrize("name", CACHE_HEADS)
+def test_drafts_from_the_cache_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path: Path) -> None:
+    write, options, bound = CACHE_HEADS[name]
+    tokens, given = TOKENS[:N_TOKENS].tolist(), list[tuple[Any, ...]]()
+    with np.load(DIRECTORY / "heads.npz") as golden, load_tiny(CACHE_MODELS[name], dequantized=True) as model:
+        expected = {field: golden[f"{name} {field}"] for field in ("states", "logits", "passed", "draft")}
+        head = head_of(model, write(tmp_path / "head.gguf", **options))
+        sequence = KVSequence(model.kv_pool(), 128)
+        chunk = Chunk(sequence, tokens[:-1], take_hidden=lambda *arguments: given.append(arguments))
+        evaluate(model.program_with, [chunk])
+        states = rows = given[0][2]
+        found: dict[str, list[np.ndarray]] = {"logits": [], "passed": []}
+        for token in [tokens[-1], *expected["draft"][:-1].tolist()]:
+            inputs = Inputs.of([token], positions=[[N_TOKENS - 1]])
+            span = Span(sequence, N_TOKENS - 2, 1, rows[-1:], inputs)
+            logits, rows = head.program.forward_with_hidden(inputs.ids, [span], [1])
+            found["logits"].append(logits[0])
+            found["passed"].append(rows[0])
+        with HeadDrafter(head, min_probability=0.0) as drafter:
+            drafter.take_hidden(*given[0])
+            drafts = [drafter.draft(tokens, n) for n in (N_DRAFT, 2, N_DRAFT)]
+            assert drafter.draft(tokens[:-2], 2) == drafter.draft([*tokens, 1], 2) == []
+        sequence.close()
+    assert formulas.nmse(states, expected["states"]) < bound
+    for field, values in found.items():
+        assert formulas.nmse(np.array(values), expected[field][: len(values)]) < bound
+    assert drafts[0] == drafts[2] == expected["draft"][:N_DRAFT].tolist()
+    assert drafts[1] == drafts[0][:2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CACHE_HEADS)
+def test_texts_are_those_without_drafts_from_the_cache(
+    name: str, temperature: float, plugins: Plugins, tmp_path: Path
+) -> None:
+    write, options, _ = CACHE_HEADS[name]
+    path, params = tiny_variants.write(tmp_path / "m.gguf", CACHE_MODELS[name]), SamplingParams(temperature=temperature)
+    with load_model(path, plugins=plugins, engine=default_engine()) as model:
+        expected, *_ = text(model, params)
+        with HeadDrafter(head_of(model, write(tmp_path / "head.gguf", **options)), 4, min_probability=0.0) as drafter:
+            ids, n_drafted, _ = text(model, params, drafter)
+    assert ids == expected
+    assert n_drafted > 0
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +292,23 @@ def test_a_head_that_does_not_fit_is_refused(case: str, model: Model, write_head
     options, message = REFUSED[case]
     with pytest.raises(ModelFormatError, match=message):
         model.load_draft(write_head(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_model": 48}, r"no head of a model of 64 numbers"),
+        ({"window": 11}, r"layer 0 does not fit the model's cache"),
+        ({"head_dim": (16, 16)}, r"layer 2 does not fit the model's cache"),
+        ({"window": 1}, r"gemma4-assistant\.attention\.sliding_window = 1 sees no cached token"),
+        ({"without": ["nextn.pre_projection.weight"]}, r"tensor nextn\.pre_projection\.weight is missing"),
+    ],
+)
+def test_a_head_of_another_cache_is_refused(
+    options: dict[str, Any], message: str, load_tiny: LoadTiny, tmp_path: Path
+) -> None:
+    with load_tiny("gemma4") as model, pytest.raises(ModelFormatError, match=message):
+        model.load_draft(write_assistant(tmp_path / "head.gguf", **options))
 
 
 def test_a_head_is_no_model(write_head: WriteHead, plugins: Plugins) -> None:

@@ -20,6 +20,8 @@ from oracle.peer import Peer
 from tiny_dflash import HEADS as BLOCK_HEADS
 from tiny_dflash import LAYERS
 from tiny_eagle import HEADS, MODELS
+from tiny_gemma import CACHE_HEADS
+from tiny_gemma import MODELS as CACHE_MODELS
 
 GOLDEN = DIRECTORY / "heads.npz"
 N_TOKENS, N_CTX, N_DRAFT = 24, 128, 6
@@ -94,7 +96,8 @@ class Pair:
         if not rows.size:
             logits: Any = ctypes.cast(api.llama_get_logits(self.head._context), ctypes.POINTER(ctypes.c_float))
             return np.ctypeslib.as_array(logits, shape=(len(rows), self.head.n_vocab)).copy(), rows
-        states = np.ctypeslib.as_array(self._call["state"](self.head._context), shape=(len(rows), self.head.n_embd))
+        shape = len(rows), rows.shape[1] if ids else self.head.n_embd
+        states = np.ctypeslib.as_array(self._call["state"](self.head._context), shape=shape)
         if ids is None:
             return states[:0].copy(), states.copy()
         logits: Any = ctypes.cast(api.llama_get_logits(self.head._context), ctypes.POINTER(ctypes.c_float))
@@ -126,18 +129,35 @@ def record_block(model: Path, head: Path, options: dict[str, Any]) -> dict[str, 
     return {"features": features, "states": states, "logits": logits, "draft": logits[1:].argmax(1)}
 
 
+def record_cached(model: Path, head: Path) -> dict[str, npt.NDArray[np.generic]]:
+    """Hidden states of a text, and a draft from its cache."""
+    pair, tokens = Pair(model, head, (1 << 30,)), TOKENS[:N_TOKENS].tolist()
+    states = pair.features(tokens[:-1])
+    state, draft, rows, passed = states[-1:], tokens[-1:], [], []
+    while len(draft) <= N_DRAFT:
+        logits, state = pair.process(state, draft[-1:], N_TOKENS - 1)
+        rows.append(logits[0])
+        passed.append(state[0])
+        draft.append(int(rows[-1].argmax()))
+    return {"states": states, "logits": np.array(rows), "passed": np.array(passed), "draft": np.array(draft[1:])}
+
+
 if __name__ == "__main__":
     with np.load(GOLDEN) as golden:
         arrays = dict(golden)
     with tempfile.TemporaryDirectory() as folder:
-        for name, (write, head_options, _) in (HEADS | BLOCK_HEADS).items():
+        for name, (write, head_options, _) in (HEADS | BLOCK_HEADS | CACHE_HEADS).items():
             if sys.argv[1:] and name not in sys.argv[1:]:
                 continue
-            variant, options = MODELS.get(name, ("gqa", {"n_layer": 3}))
+            variant, options = MODELS.get(
+                name, (CACHE_MODELS[name], {}) if name in CACHE_HEADS else ("gqa", {"n_layer": 3})
+            )
             model = tiny_variants.write(Path(folder) / f"{name}-model.gguf", variant, dequantized=True, **options)
             head = write(Path(folder) / f"{name}.gguf", **head_options)
             if name in HEADS:
                 found = record(model, head, head_options.get("layers", (0, 1, 2)))
+            elif name in CACHE_HEADS:
+                found = record_cached(model, head)
             else:
                 found = record_block(model, head, head_options)
             arrays |= {f"{name} {field}": array for field, array in found.items()}

@@ -272,9 +272,9 @@ def test_heads_draft_with_the_prompts_and_never_change_texts(name: str, tiny_ggu
             head, calls = MtpHead(model, n, min_probability=0.0), list[Any]()
             take = head.take_hidden
 
-            def noted(position: int, tokens: Any, states: Any, n_drafted: int) -> None:
+            def noted(position: int, tokens: Any, states: Any, n_drafted: int, sequence: Any) -> None:
                 calls.append((position, len(tokens), n_drafted))
-                take(position, tokens, states, n_drafted)
+                take(position, tokens, states, n_drafted, sequence)
 
             head.take_hidden = noted  # type: ignore[method-assign]
             heads.append((head, calls))

@@ -74,16 +74,19 @@ def add_network(block: TensorTable, c: Config, n_ff: int, suffix: str = "") -> N
     block.add(f"ffn_down{suffix}", c.n_embd, n_ff)
 
 
-def add_experts(block: TensorTable, c: Config, n_ff: int, *, fused: bool = False) -> None:
-    """Add router and experts, `n_ff` wide; gate and up may be `fused`."""
-    shape = c.n_expert, n_ff, c.n_embd
+def add_experts(block: TensorTable, c: Config, n_ff: int, *, fused: bool = False, n_in: int = 0) -> None:
+    """Add router and experts, `n_ff` wide; gate and up may be `fused`.
+
+    Experts read and write `n_in` numbers, by default `c.n_embd`.
+    """
+    shape = c.n_expert, n_ff, n_in or c.n_embd
     block.add("ffn_gate_inp", c.n_expert, c.n_embd)
     if fused:
         block.add_fused("ffn_gate_up_exps", ffn_gate_exps=shape, ffn_up_exps=shape)
     else:
         block.add("ffn_gate_exps", *shape)
         block.add("ffn_up_exps", *shape)
-    block.add("ffn_down_exps", c.n_expert, c.n_embd, n_ff)
+    block.add("ffn_down_exps", c.n_expert, n_in or c.n_embd, n_ff)
 
 
 def network(
@@ -94,9 +97,12 @@ def network(
     return g.linear(g.gated(g.linear(h, gate), g.linear(h, up), activation), down)
 
 
-def experts(g: Graph, block: Params, h: Value, **routing: Any) -> Value:
-    """Routed experts of the normalised input; `routing` are options of `g.moe`."""
-    router = g.linear(h, block.ffn_gate_inp)
+def experts(g: Graph, block: Params, h: Value, routed_by: Value | None = None, **routing: Any) -> Value:
+    """Routed experts of the normalised input; `routing` are options of `g.moe`.
+
+    The router reads `routed_by`, by default the same.
+    """
+    router = g.linear(routed_by or h, block.ffn_gate_inp)
     parts = {"gate": block.ffn_gate_exps, "up": block.ffn_up_exps, "down": block.ffn_down_exps}
     return g.moe(h, router, **parts, **routing)
 

@@ -30,8 +30,8 @@ OPTIONS = (
     ),
     option(
         "-md", "--model-draft", "--draft", "draft", type=PATH,
-        help="Draft tokens with a smaller model of the same vocabulary, a draft head of the model (EAGLE-3, DFlash), "
-             "or the model's own multi-token-prediction head, mtp; the text stays the same.",
+        help="Draft tokens with a smaller model of the same vocabulary, a draft head of the model (EAGLE-3, DFlash, "
+             "an assistant), or the model's own multi-token-prediction head, mtp; the text stays the same.",
     ),
     option(
         "--draft-max", metavar="N", type=Integer(1, LIMIT), default=DEFAULT_DRAFT, show_default=True,

@@ -32,9 +32,9 @@ Running = deque[tuple[Future[list[Logits]], Batch, list[int]]]
 CHECKPOINT_TOKENS = 2048
 """Tokens of a prompt after which recurrent states are checkpointed; a multiple of a batch."""
 
-TakeHidden = Callable[[int, Sequence[int], Logits, int], None]
+TakeHidden = Callable[[int, Sequence[int], Logits, int, KVSequence], None]
 """Called after each batch with the position of a sequence's first token there, its tokens, their hidden states, float32
-[n, n_embd], and how many of the last tokens are only drafted."""
+[n, n_embd], how many of the last tokens are only drafted, and the sequence."""
 
 
 @attrs.frozen(eq=False)
@@ -252,7 +252,7 @@ def _give_hidden(
         chunk = chunks[i]
         if chunk.take_hidden is not None:
             n_drafted = min(n, max(0, first + n - len(chunk.ids) + chunk.n_ahead))
-            chunk.take_hidden(span.start, part, states[row : row + n], n_drafted)
+            chunk.take_hidden(span.start, part, states[row : row + n], n_drafted, chunk.cache)
         row += n
 
 

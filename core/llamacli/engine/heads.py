@@ -28,6 +28,7 @@ class Head(contextlib.AbstractContextManager["Head"]):
     - `ids`: ids of its tokens in the model's vocabulary, int64, None where they are the same.
     - `injector`: caches keys and values of states, in a head that predicts blocks; `block` is what
       `BlockHeadArchitecture.block` returns.
+    - `reads_cache`: it has no cache, and reads the model's; `pool` is the model's then.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Head(contextlib.AbstractContextManager["Head"]):
     ids: npt.NDArray[np.int64] | None = None
     injector: Program | None = None
     block: tuple[int, int, bool] = (0, 0, False)
+    reads_cache: bool = False
 
     @property
     def program(self) -> Program:

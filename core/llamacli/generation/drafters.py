@@ -15,8 +15,9 @@ from llamacli.engine.compiled_model import CompiledModel
 from llamacli.engine.heads import Head, nextn_head
 from llamacli.errors import InvalidRequestError, OutOfMemoryError
 from llamacli.generation.drafting import Logits, likely_tokens
-from llamacli.generation.mtp import BlockContext, HeadContext
+from llamacli.generation.mtp import BlockContext, CacheContext, HeadContext
 from llamacli.generation.stream import TokenStream
+from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
 from llamacli.util.numbers import is_integer
 
@@ -235,17 +236,21 @@ class HeadDrafter(_ModelDrafter):
     first is predicted from the head's own state, or all in one pass by a head that predicts blocks (DFlash). `head`
     comes of `Model.load_draft`. `max_tokens` is the maximum length of a draft, `n_ctx` the context of the head, by
     default the model's. The head has a KV cache of its own, for the tokens that are evaluated while this drafter is
-    that of the session: prompts too, but not what comes from the prefix cache. One object serves one session at a time;
-    `close` frees the cache. Raises InvalidRequestError for values out of range.
+    that of the session: prompts too, but not what comes from the prefix cache; some heads read the model's cache
+    instead. One object serves one session at a time; `close` frees the cache. Raises InvalidRequestError for values out
+    of range.
     """
 
-    _context: HeadContext
+    _context: HeadContext | CacheContext
 
     def __init__(
         self, head: Head, max_tokens: int = MAX_DRAFT, *, n_ctx: int | None = None, min_probability: float = 0.5
     ):
-        context = BlockContext if head.injector else HeadContext
-        super().__init__(context(head, n_ctx), max_tokens, min_probability)
+        if head.reads_cache:
+            context: HeadContext | CacheContext = CacheContext(head)
+        else:
+            context = (BlockContext if head.injector else HeadContext)(head, n_ctx)
+        super().__init__(context, max_tokens, min_probability)
         self.head, self.model = head, head.model
 
     def begin(self, model: CompiledModel) -> None:
@@ -258,13 +263,15 @@ class HeadDrafter(_ModelDrafter):
                 f"the {self.head.name} is that of the model {self.model.name!r}, not of {model.name!r}"
             )
 
-    def take_hidden(self, position: int, tokens: Sequence[int], states: Logits, n_drafted: int) -> None:
+    def take_hidden(
+        self, position: int, tokens: Sequence[int], states: Logits, n_drafted: int, sequence: KVSequence | None = None
+    ) -> None:
         """Take the model's hidden states; see `llamacli.engine.batching.TakeHidden`.
 
         Those of another model, which `begin` would refuse, are left out.
         """
         if states.shape[1] == self.head.n_passed:
-            self._context.take(position, tokens, states, n_drafted)
+            self._context.take(position, tokens, states, n_drafted, sequence)
 
 
 class MtpHead(HeadDrafter):

@@ -11,7 +11,9 @@ from llamacli.engine import Chunk, evaluate
 from llamacli.engine.heads import Head
 from llamacli.generation.drafting import likely_tokens
 from llamacli.inputs import Inputs
+from llamacli.kv import KVSequence
 from llamacli.kv.prefixes import n_common
+from llamacli.ops.run import Span
 
 Rows = npt.NDArray[np.float32]
 
@@ -47,7 +49,9 @@ class HeadContext:
         """Position of the first cell in the text, and all tokens."""
         return self._first, tuple(self._cache.tokens)
 
-    def take(self, position: int, tokens: Sequence[int], states: Rows, n_drafted: int) -> None:
+    def take(
+        self, position: int, tokens: Sequence[int], states: Rows, n_drafted: int, sequence: KVSequence | None = None
+    ) -> None:
         """Add tokens that the model has evaluated, with their hidden states.
 
         They replace those at the same positions and behind; equal tokens are left as they are, because the model
@@ -166,7 +170,7 @@ class HeadContext:
         """
         last = hidden[:0]
 
-        def keep(position: int, tokens: Sequence[int], states: Rows, n_drafted: int) -> None:
+        def keep(position: int, tokens: Sequence[int], states: Rows, n_drafted: int, sequence: KVSequence) -> None:
             nonlocal last
             last = states[-1:].copy()
 
@@ -219,3 +223,53 @@ class BlockContext(HeadContext):
         evaluate(lambda _: injector, [Chunk(self._cache, list(tokens), n_last=0, hidden_in=rows)])
         self._states = self._states[start + len(tokens) - known_from :].copy()
         return rows[:0], rows[:0]
+
+
+class CacheContext:
+    """Last tokens of a text whose KV cache a head reads.
+
+    The head keeps nothing itself: it needs the model's hidden state of the last token that the model has evaluated, and
+    the model's sequence. Drafted tokens all take the place of the token after that one, and see the cells before it.
+    """
+
+    def __init__(self, head: Head):
+        self._head = head
+        self._sequence: KVSequence | None = None
+        self._first, self._tokens = 0, list[int]()
+        self._states = np.empty((0, head.width), np.float32)
+
+    def take(
+        self, position: int, tokens: Sequence[int], states: Rows, n_drafted: int, sequence: KVSequence | None = None
+    ) -> None:
+        """Keep the last tokens with their hidden states; see `HeadContext.take`."""
+        at = position - self._first
+        if sequence is not self._sequence or not 0 <= at <= len(self._tokens):
+            self._sequence, self._first, at = sequence, position, 0
+        n_dropped = max(0, at + len(tokens) - n_drafted - 2)
+        self._tokens = [*self._tokens[:at], *tokens][n_dropped:]
+        self._states = np.concatenate([self._states[:at], states[:, : self._head.width]])[n_dropped:].copy()
+        self._first += n_dropped
+
+    def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
+        """See `HeadContext.draft`."""
+        sequence, cell = self._sequence, len(tokens) - 2
+        at = cell - self._first
+        if limit <= 0 or not 0 <= at < len(self._tokens) or self._tokens[at] != tokens[-2]:
+            return []
+        if sequence is None or sequence.closed or len(sequence.tokens) <= cell or sequence.floor(cell + 1) <= cell:
+            return []
+        program, state = self._head.program, self._states[at : at + 1]
+
+        def logits_after(tokens: Sequence[int]) -> Rows:
+            nonlocal state
+            inputs = Inputs.of(tokens, positions=[[cell + 1]])
+            span = Span(sequence, cell, 1, state, inputs)
+            with np.errstate(all="ignore"):
+                logits, state = program.forward_with_hidden(inputs.ids, [span], [1])
+            return self._head.logits(logits)[-1]
+
+        return likely_tokens(tokens[-1:], limit, min_probability, logits_after)
+
+    def close(self) -> None:
+        """Forget the sequence, which stays the model's; closing twice does nothing."""
+        self._sequence = None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.gguf.metadata import Metadata, StringArray, shown
-from llamacli.quantization import FORMATS, nbytes
+from llamacli.quantization import FORMATS, TensorType, nbytes
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -73,6 +73,12 @@ class Header:
     metadata: Metadata
     tensors: dict[str, TensorInfo]
     spans: dict[str, tuple[int, int]]
+
+
+def _scale_of(info: TensorInfo) -> TensorInfo:
+    """Scale that lies behind a tensor of a format with a trailer."""
+    name = f"{info.name.removesuffix('.weight')}.scale"
+    return TensorInfo(name, (1,), TensorType.F32, 4, info.offset + info.n_bytes)
 
 
 def parse_header(data: bytes | mmap, source: str) -> Header:
@@ -130,12 +136,14 @@ class _Parser:
         end = 0
         for index in range(n_tensors):
             info = self.tensor(index)
-            if info.name in declared:
-                raise self.error(f"tensor {info.name!r} appears twice")
             if info.offset != end:
                 raise self.error(f"tensor {info.name!r} has offset {info.offset}, not {end}, the end of the last one")
-            end += padded(info.n_bytes, alignment)
-            declared[info.name] = info
+            trailer = FORMATS[info.type].trailer
+            end += padded(info.n_bytes + trailer, alignment)
+            for one in (info, _scale_of(info)) if trailer else (info,):
+                if one.name in declared:
+                    raise self.error(f"tensor {one.name!r} appears twice")
+                declared[one.name] = one
         start = padded(self.pos, alignment)
         return {name: attrs.evolve(info, offset=start + info.offset) for name, info in declared.items()}
 

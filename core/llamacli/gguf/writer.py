@@ -20,6 +20,7 @@ from llamacli.gguf.header import (
     TensorInfo,
     padded,
 )
+from llamacli.quantization import FORMATS
 from llamacli.quantization.tensor_types import Bytes
 
 _VERSION = 3
@@ -96,6 +97,8 @@ def packed_header(
 def _infos(tensors: Iterable[TensorInfo], alignment: int) -> bytes:
     infos, offset = [], 0
     for info in tensors:
+        if FORMATS[info.type].trailer:
+            raise InvalidRequestError(f"tensor {info.name!r}: tensors of type {info.type.name} cannot be written")
         infos.append(_string(info.name))
         infos.append(struct.pack(f"<I{len(info.shape)}Q", len(info.shape), *reversed(info.shape)))
         infos.append(struct.pack("<IQ", info.type, offset))

@@ -91,6 +91,9 @@ class QuantFormat:
     `packing` is for formats of plugins, and returns the description that kernels are made from; it is called when a
     tensor of the type is loaded for them, so that its imports (Numba, for example) are deferred. Tensors of
     a plugin's format without it are requantized to Q8_0.
+
+    A format with a `trailer` has so many bytes behind each tensor in files, of which the first four are the float32
+    scale of the whole: the file has it as the tensor `{name}.scale`. Such tensors are read, and not written.
     """
 
     type: IntEnum
@@ -99,6 +102,7 @@ class QuantFormat:
     dequantize: Callable[[Bytes], Floats] | None = None
     quantize: Callable[[Floats], Bytes] | None = None
     packing: Callable[[], PackingDescription] | None = None
+    trailer: int = 0
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -92,3 +93,9 @@ VARIANTS = {name: (write_cohere, options, 1e-8) for name, options in COHERE.item
 
 INERT = ("blk.3.attn_k.bias",)
 """Adds the same to all scores of a query without RoPE, which softmax cancels out."""
+
+TRANSFORMERS = {
+    "command-r": [HuggingFaceModel("cohere")],
+    "cohere2": [HuggingFaceModel("cohere2")],
+}
+"""Models of transformers by architecture."""

@@ -15,17 +15,16 @@ from llamacli.plugin import (
     SHARED,
     Graph,
     Metadata,
-    Mixture,
     Params,
     TensorTable,
     Value,
     Vocabulary,
     Weights,
+    add_experts,
     add_network,
+    experts,
     hookimpl,
     network,
-    sigmoid,
-    softplus,
 )
 from llamacli_deepseek.kda import KdaConfig, KimiLinear
 
@@ -75,32 +74,20 @@ class KimiK3(KimiLinear):
     name = "kimi-k3"
     config = K3Config
     a_shape = ()
+    always_renormalizes = False
+    has_gate = True
+    decay_sign = -1.0
 
     def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
         """Fields that architectures differ in."""
-
-        def count(key: str, **default: int) -> int:
-            return metadata.get_int(f"{self.name}.{key}", minimum=0, maximum=1 << 20, **default)
-
-        betas = (metadata.get_float(f"{self.name}.activation.situ_{key}") for key in ("beta", "linear_beta"))
+        count = functools.partial(self.count, metadata, minimum=0)
         return super().other_fields(metadata, n_blocks) | {
             "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", default=0.0, maximum=0.0),
             "rank_q": count("attention.q_lora_rank", default=0),
             "period": count("attn_res.block_size"),
             "n_latent": count("expert_latent_length", default=0),
-            "betas": tuple(betas),
+            "betas": tuple(metadata.get_float(f"{self.name}.activation.situ_{key}") for key in ("beta", "linear_beta")),
         }
-
-    def fields(self, metadata: Metadata) -> dict[str, Any]:
-        """Fields of the configuration, with the width of values.
-
-        It is that of compressed keys, which older files do not say.
-        """
-        return super().fields(metadata) | {"value_dim": metadata.get_int(f"{self.name}.attention.kv_lora_rank")}
-
-    def mixture(self, metadata: Metadata) -> Mixture:
-        """Experts behind the first blocks, beside shared ones."""
-        return Mixture.from_gguf(metadata, self.name, n_shared=None, bias="exp_probs_b.bias", needs_bias=True)
 
     def tensors(self, config: Any) -> TensorTable:
         """The tensors of a file."""
@@ -129,12 +116,8 @@ class KimiK3(KimiLinear):
         if not self.has_experts(c, i):
             add_network(block, c, c.n_ff)
             return
-        block.add("ffn_gate_inp", c.n_expert, c.n_embd)
         block.add_tensor(c.mixture.bias, c.n_expert)
-        width, n_ff = c.n_latent or c.n_embd, c.mixture.n_ff
-        block.add("ffn_gate_exps", c.n_expert, n_ff, width)
-        block.add("ffn_up_exps", c.n_expert, n_ff, width)
-        block.add("ffn_down_exps", c.n_expert, width, n_ff)
+        add_experts(block, c, c.mixture.n_ff, n_in=c.n_latent)
         if c.n_latent:
             block.add("ffn_routed_down", c.n_latent, c.n_embd)
             block.add("ffn_routed_up", c.n_embd, c.n_latent)
@@ -172,29 +155,18 @@ class KimiK3(KimiLinear):
         total = functools.reduce(g.add, [g.mul(value, part) for value, part in zip(values, parts, strict=True)])
         return g.div(total, functools.reduce(g.add, parts))
 
-    def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
-        """Logarithms of decays, and the input of the gate."""
-        decay = g.add(g.linear(g.linear(h, block.ssm_f_a), block.ssm_f_b), block.ssm_dt_bias)
-        if c.bound:
-            decay = g.scale(g.mul(decay, block.ssm_a, c.kda_dim), -1.0)
-            return g.scale(g.map(decay, sigmoid), c.bound), g.linear(h, block.ssm_g)
-        return g.mul(g.map(decay, softplus), block.ssm_a, c.kda_dim), g.linear(h, block.ssm_g)
-
-    def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:
-        """Output of latent attention behind its gate."""
-        if block.attn_gate:
-            a = g.mul(a, g.map(g.linear(h, block.attn_gate), sigmoid))
-        return g.linear(a, block.attn_output)
+    def inputs(self, g: Graph, block: Params, h: Value) -> tuple[Value, Value]:
+        """Inputs of decays, in two steps, and gate."""
+        return g.linear(g.linear(h, block.ssm_f_a), block.ssm_f_b), g.linear(h, block.ssm_g)
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Network or experts of block i."""
         activation = situ(*c.betas)
         if not self.has_experts(c, i):
             return network(g, block, h, activation=activation)
-        parts = {part: getattr(block, f"ffn_{part}_exps") for part in ("gate", "up", "down")}
         routing = c.mixture.routing | {"activation": activation, "selection_bias": block.exp_probs_b_bias}
         latent = g.linear(h, block.ffn_routed_down) if c.n_latent else h
-        routed = g.moe(latent, g.linear(h, block.ffn_gate_inp), **parts, **routing)
+        routed = experts(g, block, latent, h, **routing)
         if c.n_latent:
             if block.ffn_routed_norm:
                 routed = g.rms_norm(routed, block.ffn_routed_norm, c.eps)

@@ -6,6 +6,7 @@ values, a gated delta rule whose decay is a number a row of the state, and a gat
 latent attention of DeepSeek-V2.
 """
 
+import functools
 from typing import Any, Literal
 
 import attrs
@@ -67,17 +68,17 @@ class KimiLinear(Decoder):
     config: type[KdaConfig] = KdaConfig
     a_shape: tuple[int, ...] = (1,)
     """Further axes of the factors of decays."""
+    always_renormalizes = True
+    has_gate = False
+    decay_sign = 1.0
+    """Sign of the factors within a bound."""
 
     def configure(self, metadata: Metadata) -> KdaConfig:
         """Read the hyperparameters."""
-        fields = self.fields(metadata)
-        key = f"{self.name}.attention"
-
-        def count(name: str, **limits: int) -> int:
-            return metadata.get_int(f"{self.name}.{name}", **{"minimum": 1, "maximum": 1 << 20} | limits)
-
+        key, count = f"{self.name}.attention", functools.partial(self.count, metadata)
         rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=2)
         key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
+        fields = self.fields(metadata) | {"value_dim": count("attention.value_length", default=rank_kv)}
         if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
             raise ModelFormatError(
                 f"{metadata.source}: {key}.key_length = {fields['head_dim']} and {key}.value_length = "
@@ -96,6 +97,10 @@ class KimiLinear(Decoder):
             **self.other_fields(metadata, fields["n_layer"] + fields["n_nextn"]),
         )
 
+    def count(self, metadata: Metadata, key: str, **limits: int) -> int:
+        """Number under a key, at least 1 unless `limits` say."""
+        return metadata.get_int(f"{self.name}.{key}", **{"minimum": 1, "maximum": 1 << 20} | limits)
+
     def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
         """Fields that architectures differ in."""
         return {"bound": 0.0, "rank_q": 0, "limits": (0.0,) * n_blocks, "limits_shared": (0.0,) * n_blocks}
@@ -106,8 +111,9 @@ class KimiLinear(Decoder):
 
     def mixture(self, metadata: Metadata) -> Mixture:
         """Experts behind the first blocks, beside shared ones."""
+        renormalize = self.always_renormalizes or None
         return Mixture.from_gguf(
-            metadata, self.name, renormalize=True, n_shared=None, bias="exp_probs_b.bias", needs_bias=True
+            metadata, self.name, renormalize=renormalize, n_shared=None, bias="exp_probs_b.bias", needs_bias=True
         )
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
@@ -180,11 +186,20 @@ class KimiLinear(Decoder):
         return g.linear(g.mul(out, g.map(gate, sigmoid)), block.attn_output)
 
     def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
-        """Logarithms of decays, and the input of the gate."""
-        decay = g.linear(g.linear(h, block.ssm_f_a), block.ssm_f_b)
-        decay = g.map(g.add(decay, block.ssm_dt_bias), softplus)
-        decay = g.mul(decay, block.ssm_a.reshaped(c.n_head), c.kda_dim)
-        return decay, g.linear(g.linear(h, block.ssm_g_a), block.ssm_g_b)
+        """Logarithms of decays, perhaps within a bound, and the input of the gate."""
+        decay, gate = self.inputs(g, block, h)
+        decay, factors = g.add(decay, block.ssm_dt_bias), block.ssm_a.reshaped(c.n_head)
+        if not c.bound:
+            return g.mul(g.map(decay, softplus), factors, c.kda_dim), gate
+        decay = g.mul(decay, factors, c.kda_dim)
+        decay = g.scale(decay, self.decay_sign) if self.decay_sign != 1 else decay
+        return g.scale(g.map(decay, sigmoid), c.bound), gate
+
+    def inputs(self, g: Graph, block: Params, h: Value) -> tuple[Value, Value]:
+        """Inputs of decays and gate."""
+        return tuple(  # type: ignore[return-value]
+            g.linear(g.linear(h, getattr(block, f"ssm_{name}_a")), getattr(block, f"ssm_{name}_b")) for name in "fg"
+        )
 
     def latent(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Multi-head latent attention, absorbed."""
@@ -202,6 +217,13 @@ class KimiLinear(Decoder):
         cells = self.select(g, c, i, block, h, h_q)
         a = g.batched_linear(g.attention(q, kv, scale=c.attention_scale, cells=cells), block.attn_v_b)
         return self.project_out(g, c, i, block, h, a)
+
+    def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:
+        """Output of latent attention, behind its gate if it has one."""
+        if self.has_gate and block.attn_gate:
+            gate = g.map(g.linear(h, block.attn_gate), sigmoid)
+            a = g.mul(a, gate, a.width // gate.width)
+        return g.linear(a, block.attn_output)
 
     def shared_key(self, g: Graph, c: Any, block: Params, k: Value) -> Value:
         """Part of the key that RoPE rotates, before it."""
@@ -232,6 +254,8 @@ class BailingMoe3(KimiLinear):
     name = "bailingmoe3"
     output = "optional"
     has_nextn = True
+    always_renormalizes = False
+    has_gate = True
 
     def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
         """Bounds, and the width of compressed queries."""
@@ -261,10 +285,6 @@ class BailingMoe3(KimiLinear):
         components = tuple(parts[i % len(parts)] for i in range(rope.n_dims // 2)) if parts else ()
         return (attrs.evolve(rope, components=components),) * len(windows)
 
-    def mixture(self, metadata: Metadata) -> Mixture:
-        """Experts behind the first blocks, beside shared ones."""
-        return Mixture.from_gguf(metadata, self.name, n_shared=None, bias="exp_probs_b.bias", needs_bias=True)
-
     def add_latent(self, block: TensorTable, c: Any) -> None:
         """Tensors of latent attention, with its gate."""
         super().add_latent(block, c)
@@ -281,15 +301,9 @@ class BailingMoe3(KimiLinear):
         if i >= c.n_layer:
             block.add("layer_output_norm", c.n_embd)
 
-    def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
-        """Logarithms of decays, within a bound, and the input of the gate."""
-        decay = g.mul(g.add(g.linear(h, block.ssm_f_a), block.ssm_dt_bias), block.ssm_a.reshaped(c.n_head), c.kda_dim)
-        return g.scale(g.map(decay, sigmoid), c.bound), g.linear(h, block.ssm_g_a)
-
-    def project_out(self, g: Graph, c: Any, i: int, block: Params, h: Value, a: Value) -> Value:
-        """Output of latent attention behind its gate."""
-        gate = g.map(g.linear(h, block.attn_gate), sigmoid)
-        return g.linear(g.mul(a, gate, c.value_dim_mla), block.attn_output)
+    def inputs(self, g: Graph, block: Params, h: Value) -> tuple[Value, Value]:
+        """Inputs of decays and gate, in one step."""
+        return g.linear(h, block.ssm_f_a), g.linear(h, block.ssm_g_a)
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -111,3 +112,8 @@ ERNIE: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_ernie, options, 1e-8) for name, options in ERNIE.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "ernie4_5": [HuggingFaceModel("ernie4_5")],
+}
+"""Models of transformers by architecture."""

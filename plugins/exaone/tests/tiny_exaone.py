@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -100,3 +101,8 @@ EXAONE: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_exaone, options, 1e-8) for name, options in EXAONE.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "exaone4": [HuggingFaceModel("exaone4")],
+}
+"""Models of transformers by architecture."""

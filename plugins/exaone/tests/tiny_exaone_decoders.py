@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llamacli.testing import write_architecture
+from llamacli.testing import HuggingFaceModel, write_architecture
 from llamacli_exaone import Exaone, ExaoneMoe
 
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
@@ -38,3 +38,15 @@ VARIANTS = {
     for name, keys in models.items()
 }
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "exaone-moe": [
+        HuggingFaceModel(
+            "exaone_moe",
+            {"num_experts": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+            keys={"expert_gating_func": 2},
+            tensors={"model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias"},
+        )
+    ],
+}
+"""Models of transformers by architecture."""

@@ -1,6 +1,7 @@
 """Gemma family: Gemma 1 to 4 and EmbeddingGemma, a module each."""
 
 from llamacli.plugin import hookimpl
+from llamacli_gemma.assistant import Gemma4Assistant
 from llamacli_gemma.chat import FORMATS
 from llamacli_gemma.embedding import GemmaEmbedding
 from llamacli_gemma.gemma1 import Gemma1
@@ -16,8 +17,8 @@ LLAMACLI_KERNEL_API = 2
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Gemma1(), Gemma2(), Gemma3(), Gemma3n(), Gemma4(), GemmaEmbedding()):
-        register(architecture)
+    for kind in (Gemma1, Gemma2, Gemma3, Gemma3n, Gemma4, Gemma4Assistant, GemmaEmbedding):
+        register(kind())
 
 
 @hookimpl

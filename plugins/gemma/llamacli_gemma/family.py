@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from llamacli.plugin import Config, Graph, Metadata, ModelFormatError, Param, Params, Rope, TensorTable, Value, Weights
@@ -91,7 +93,7 @@ def add_feed_forward(block: TensorTable, n_embd: int, n_ff: int) -> None:
 
 
 def kv_layers(
-    metadata: Metadata, name: str, slides: tuple[bool, ...], n_head_kv: tuple[int, ...], n_shared: int = 0
+    metadata: Metadata, name: str, slides: Sequence[bool], n_head_kv: Sequence[int], n_shared: int = 0
 ) -> list[int]:
     """The layer whose keys and values each layer reads.
 

@@ -58,38 +58,15 @@ class Gemma4(Architecture):
 
     def configure(self, metadata: Metadata) -> Gemma4Config:
         """Read the hyperparameters."""
-        n_layer = metadata.get_int("gemma4.block_count", minimum=1, maximum=1 << 10)
-        n_head = metadata.get_int("gemma4.attention.head_count", minimum=1, maximum=1 << 14)
-        n_head_kv = metadata.get_ints("gemma4.attention.head_count_kv", n_layer, default=(n_head,) * n_layer, minimum=1)
-        if any(n_head % n for n in n_head_kv):
-            raise ModelFormatError(
-                f"{metadata.source}: gemma4.attention.head_count = {n_head} is not a multiple of every number in "
-                f"gemma4.attention.head_count_kv = {list(n_head_kv)}"
-            )
-        n_ff = metadata.get_ints("gemma4.feed_forward_length", n_layer, minimum=1, maximum=1 << 24)
-        largest = {"n_head_kv": max(n_head_kv), "n_ff": max(n_ff)}
-        common = Config.from_gguf(metadata, **largest)
+        layers, largest, common = read_layers(metadata, self.name)
+        shared = family.kv_layers(metadata, self.name, [bool(a.window) for a in layers], [a.n_head_kv for a in layers])
         n_embd_per_layer = metadata.get_int("gemma4.embedding_length_per_layer_input", default=0, minimum=0)
         if common.n_expert:
             n_ff_expert = metadata.get_int("gemma4.expert_feed_forward_length", minimum=1, maximum=1 << 24)
-
-        everywhere = Layer(Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False))
-        head_dim, local = _sliding(metadata, everywhere.rope)
-        slides = metadata.get_bools("gemma4.attention.sliding_window_pattern", n_layer)
-        layers = tuple(
-            Gemma4Layer(
-                **attrs.asdict(local if slides[i] else everywhere, recurse=False),
-                n_head_kv=n_head_kv[i],
-                head_dim=head_dim if slides[i] else common.head_dim,
-                n_ff=n_ff[i],
-                kv_layer=kv_layer,
-            )
-            for i, kv_layer in enumerate(family.kv_layers(metadata, self.name, slides, n_head_kv))
-        )
         return Gemma4Config.from_gguf(
             metadata,
             **largest,
-            layers=layers,
+            layers=tuple(attrs.evolve(a, kv_layer=i) for a, i in zip(layers, shared, strict=True)),
             attention_scale=1.0,
             final_softcap=family.softcap(metadata, "gemma4.final_logit_softcapping", default=30.0),
             n_embd_per_layer=n_embd_per_layer,
@@ -159,22 +136,51 @@ class Gemma4(Architecture):
         return family.logits(g, x, w.output or w.token_embd, c, w)
 
 
-def _sliding(metadata: Metadata, rope: Rope) -> tuple[int, Layer]:
+def read_layers(metadata: Metadata, name: str) -> tuple[tuple[Gemma4Layer, ...], dict[str, int], Config]:
+    """Layers with their own keys and values, largest sizes, common parameters."""
+    n_layer = metadata.get_int(f"{name}.block_count", minimum=1, maximum=1 << 10)
+    n_head = metadata.get_int(f"{name}.attention.head_count", minimum=1, maximum=1 << 14)
+    n_head_kv = metadata.get_ints(f"{name}.attention.head_count_kv", n_layer, default=(n_head,) * n_layer, minimum=1)
+    if any(n_head % n for n in n_head_kv):
+        raise ModelFormatError(
+            f"{metadata.source}: {name}.attention.head_count = {n_head} is not a multiple of every number in "
+            f"{name}.attention.head_count_kv = {list(n_head_kv)}"
+        )
+    n_ff = metadata.get_ints(f"{name}.feed_forward_length", n_layer, minimum=1, maximum=1 << 24)
+    largest = {"n_head_kv": max(n_head_kv), "n_ff": max(n_ff)}
+    common = Config.from_gguf(metadata, **largest)
+    everywhere = Layer(Rope.from_gguf(metadata, name, common.head_dim, interleaved=False))
+    head_dim, local = _sliding(metadata, name, everywhere.rope)
+    slides = metadata.get_bools(f"{name}.attention.sliding_window_pattern", n_layer)
+    layers = tuple(
+        Gemma4Layer(
+            **attrs.asdict(local if slides[i] else everywhere, recurse=False),
+            n_head_kv=n_head_kv[i],
+            head_dim=head_dim if slides[i] else common.head_dim,
+            n_ff=n_ff[i],
+            kv_layer=i,
+        )
+        for i in range(n_layer)
+    )
+    return layers, largest, common
+
+
+def _sliding(metadata: Metadata, name: str, rope: Rope) -> tuple[int, Layer]:
     """Head width and common layer parameters of sliding layers."""
-    head_dim = metadata.get_int("gemma4.attention.key_length_swa", minimum=2, maximum=1 << 14)
-    value_dim = metadata.get_int("gemma4.attention.value_length_swa", default=head_dim)
+    head_dim = metadata.get_int(f"{name}.attention.key_length_swa", minimum=2, maximum=1 << 14)
+    value_dim = metadata.get_int(f"{name}.attention.value_length_swa", default=head_dim)
     if value_dim != head_dim:
         raise ModelFormatError(
-            f"{metadata.source}: gemma4.attention.value_length_swa = {value_dim} differs from "
-            f"gemma4.attention.key_length_swa = {head_dim}; this is not supported"
+            f"{metadata.source}: {name}.attention.value_length_swa = {value_dim} differs from "
+            f"{name}.attention.key_length_swa = {head_dim}; this is not supported"
         )
-    n_dims = metadata.get_int("gemma4.rope.dimension_count_swa", default=head_dim, minimum=2, maximum=head_dim)
+    n_dims = metadata.get_int(f"{name}.rope.dimension_count_swa", default=head_dim, minimum=2, maximum=head_dim)
     if n_dims % 2:
-        raise ModelFormatError(f"{metadata.source}: gemma4.rope.dimension_count_swa = {n_dims} is odd")
+        raise ModelFormatError(f"{metadata.source}: {name}.rope.dimension_count_swa = {n_dims} is odd")
     rope = family.sliding_rope(
-        metadata, "gemma4.rope.freq_base_swa", attrs.evolve(rope, n_dims=n_dims, base=10000.0, freq_scale=1.0)
+        metadata, f"{name}.rope.freq_base_swa", attrs.evolve(rope, n_dims=n_dims, base=10000.0, freq_scale=1.0)
     )
-    return head_dim, Layer(rope, metadata.get_int("gemma4.attention.sliding_window", minimum=1))
+    return head_dim, Layer(rope, metadata.get_int(f"{name}.attention.sliding_window", minimum=1))
 
 
 def _add_experts(block: TensorTable, c: Gemma4Config) -> None:

@@ -164,6 +164,70 @@ def write_gemma4(
     return _write(path, "gemma4", keys, shapes, metadata, tensors=made, tokenizer=tokenizer, **file)
 
 
+def write_assistant(
+    path: str | Path,
+    *,
+    tokenizer: str = "test",
+    slides: Sequence[bool] = (True, True, False),
+    n_embd: int = 32,
+    n_model: int = 64,
+    n_head: int = 4,
+    n_head_kv: tuple[int, int] = (2, 1),
+    head_dim: tuple[int, int] = (16, 32),
+    n_ff: int = 48,
+    window: int = 12,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    **file: Any,
+) -> Path:
+    """Write a draft head and return its path.
+
+    It is that of a model of `write_gemma4`, `n_model` wide.
+    """
+    n_layer = len(slides)
+    keys: dict[str, Any] = {
+        "context_length": 256,
+        "embedding_length": n_embd,
+        "embedding_length_out": n_model,
+        "block_count": n_layer,
+        "nextn_predict_layers": n_layer,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": [n_head_kv[0 if sliding else 1] for sliding in slides],
+        "attention.key_length": head_dim[1],
+        "attention.value_length": head_dim[1],
+        "attention.key_length_swa": head_dim[0],
+        "attention.value_length_swa": head_dim[0],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": list(slides),
+        "attention.shared_kv_layers": n_layer,
+        "rope.freq_base": 1000000.0,
+        "rope.freq_base_swa": 10000.0,
+        "rope.dimension_count": head_dim[1],
+        "rope.dimension_count_swa": head_dim[0],
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (vocabulary_size(tokenizer), n_embd),
+        "nextn.post_projection": (n_model, n_embd),
+        "nextn.pre_projection": (n_embd, 2 * n_model),
+    }
+    rotated, pairs = head_dim[1] // 8, head_dim[1] // 2
+    made: dict[str, np.ndarray] = {}
+    if not all(slides):
+        made["rope_freqs.weight"] = np.repeat([1.0, 1e30], [rotated, pairs - rotated])
+    for i, sliding in enumerate(slides):
+        width = head_dim[0 if sliding else 1]
+        block = network_shapes(n_embd, n_ff) | {"attn_q": (n_head * width, n_embd)}
+        block |= {"attn_output": (n_embd, n_head * width)}
+        block |= dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (n_embd,))
+        made[f"blk.{i}.attn_q_norm.weight"] = np.linspace(0.5, 1.5, width) * width**-0.5
+        made[f"blk.{i}.layer_output_scale.weight"] = np.array([0.5 + 0.25 * i])
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
+    made |= tensors or {}
+    return _write(path, "gemma4-assistant", keys, shapes, metadata, tensors=made, tokenizer=tokenizer, **file)
+
+
 def attention_shapes(n_embd: int, n_q: int, n_kv: int, fused: bool) -> dict[str, tuple[int, ...]]:
     """The projections of attention."""
     rows = {"attn_qkv": n_q + 2 * n_kv} if fused else {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv}
@@ -269,6 +333,15 @@ GEMMA4: dict[str, dict[str, Any]] = {
 GELU = 1e-5
 """Bound for GELU, which the peer reads from a float16 table."""
 
+CACHE_HEADS: dict[str, tuple[Any, dict[str, Any], float]] = {
+    "gemma4_assistant": (write_assistant, {}, GELU),
+    "gemma4_assistant_e": (write_assistant, {"slides": (True, False, True, True)}, GELU),
+}
+MODELS: dict[str, str] = {"gemma4_assistant": "gemma4", "gemma4_assistant_e": "gemma4_e"}
+"""Models of the heads."""
+
+HEADS = CACHE_HEADS
+
 VARIANTS = {
     **{name: (write_gemma, options, GELU) for name, options in GEMMA.items()},
     **{name: (write_gemma4, options, GELU) for name, options in GEMMA4.items()},
@@ -276,11 +349,33 @@ VARIANTS = {
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 
 TRANSFORMERS = {
+    "gemma2": [
+        HuggingFaceModel(
+            "gemma2",
+            {"sliding_window": 8, "query_pre_attn_scalar": 32},
+            keys={
+                "attn_logit_softcapping": lambda config: config.attn_logit_softcapping,
+                "final_logit_softcapping": lambda config: config.final_logit_softcapping,
+            },
+            tensors={
+                "model.layers.{}.post_attention_layernorm.weight": "blk.{}.post_attention_norm.weight",
+                "model.layers.{}.pre_feedforward_layernorm.weight": "blk.{}.ffn_norm.weight",
+                "model.layers.{}.post_feedforward_layernorm.weight": "blk.{}.post_ffw_norm.weight",
+            },
+            convert=dict.fromkeys(
+                [
+                    f"{name}.weight"
+                    for name in ("output_norm", "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+                ],
+                PLUS_ONE,
+            ),
+        )
+    ],
     "gemma": [
         HuggingFaceModel(
             "gemma", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], PLUS_ONE)
         )
-    ]
+    ],
 }
 """Models of transformers by architecture."""
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -175,3 +176,30 @@ GLM: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_glm, options, 1e-8) for name, options in GLM.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+SIGMOID_EXPERTS = {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+
+TRANSFORMERS = {
+    "glm4": [
+        HuggingFaceModel(
+            "glm4",
+            tensors={
+                "model.layers.{}.post_attention_layernorm.weight": "blk.{}.ffn_norm.weight",
+                "model.layers.{}.post_self_attn_layernorm.weight": "blk.{}.post_attention_norm.weight",
+                "model.layers.{}.post_mlp_layernorm.weight": "blk.{}.post_ffw_norm.weight",
+            },
+        )
+    ],
+    "glm4moe": [
+        HuggingFaceModel(
+            "glm4_moe",
+            SIGMOID_EXPERTS,
+            keys={"expert_gating_func": 2},
+            tensors={
+                "model.layers.{}.post_attention_layernorm.weight": "blk.{}.post_attention_norm.weight",
+                "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+            },
+        )
+    ],
+}
+"""Models of transformers by architecture."""

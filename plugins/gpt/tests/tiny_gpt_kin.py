@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llamacli.testing import write_architecture
+from llamacli.testing import HuggingFaceModel, write_architecture
 from llamacli_gpt.kin import Bloom, CodeShell, Falcon, Jais, Jais2, Mpt, StarCoder
 
 _ALL_HEADS = {"attention.head_count_kv": 4}
@@ -47,3 +47,8 @@ UNRECORDED = {"mpt_norms": (write_architecture, {"architecture": _MPT, "keys": _
 
 INERT = ("mpt_norms:*.attn_k_norm.bias",)
 """Adds the same to all scores of a query without RoPE, which softmax cancels out."""
+
+TRANSFORMERS = {
+    "jais2": [HuggingFaceModel("jais2")],
+}
+"""Models of transformers by architecture."""

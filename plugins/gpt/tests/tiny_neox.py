@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -98,3 +99,9 @@ VARIANTS = {name: (write_neox, options, GELU if name.startswith("gptneox") else 
 
 UNREAD = ("stablelm.use_parallel_residual",)
 """A key whose value follows from the tensors."""
+
+TRANSFORMERS = {
+    "stablelm": [HuggingFaceModel("stablelm")],
+    "starcoder2": [HuggingFaceModel("starcoder2")],
+}
+"""Models of transformers by architecture."""

@@ -156,18 +156,45 @@ GRANITE: dict[str, dict[str, Any]] = {
 VARIANTS = {name: (write_granite, options, 1e-8) for name, options in GRANITE.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 
+SCALES = {
+    "embedding_multiplier": 2.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.125,
+}
+
 TRANSFORMERS = {
-    "granite": [
+    "granitemoe": [
         HuggingFaceModel(
-            "granite",
-            {
-                "embedding_multiplier": 2.0,
-                "logits_scaling": 4.0,
-                "residual_multiplier": 0.5,
-                "attention_multiplier": 0.125,
+            "granitemoe",
+            SCALES | {"num_local_experts": 8},
+            tensors={
+                "model.layers.{}.block_sparse_moe.router.weight": "blk.{}.ffn_gate_inp.weight",
+                "model.layers.{}.block_sparse_moe.router.layer.weight": "blk.{}.ffn_gate_inp.weight",
+                "model.layers.{}.block_sparse_moe.input_linear.weight": "blk.{}.ffn_gate_up_exps.weight",
+                "model.layers.{}.block_sparse_moe.output_linear.weight": "blk.{}.ffn_down_exps.weight",
             },
             convert=INTERLEAVED,
         )
-    ]
+    ],
+    "granite_swa": [
+        HuggingFaceModel(
+            "granite_swa",
+            {"sliding_window": 8},
+            keys={
+                "attention.sliding_window_pattern": lambda config: [
+                    kind == "sliding_attention" for kind in config.layer_types
+                ]
+            },
+            convert=INTERLEAVED,
+        )
+    ],
+    "granite": [
+        HuggingFaceModel(
+            "granite",
+            SCALES,
+            convert=INTERLEAVED,
+        )
+    ],
 }
 """Models of transformers by architecture."""

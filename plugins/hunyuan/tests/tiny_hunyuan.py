@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -110,3 +111,20 @@ HUNYUAN: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_hunyuan, options, 1e-8) for name, options in HUNYUAN.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "hunyuan-moe": [
+        HuggingFaceModel(
+            "hunyuan_v1_moe",
+            {"num_experts": 8, "moe_topk": 2},
+            keys={
+                "expert_count": 8,
+                "expert_used_count": 2,
+                "expert_feed_forward_length": lambda config: config.intermediate_size,
+                "expert_shared_feed_forward_length": lambda config: config.intermediate_size,
+            },
+        )
+    ],
+    "hunyuan-dense": [HuggingFaceModel("hunyuan_v1_dense")],
+}
+"""Models of transformers by architecture."""

@@ -6,7 +6,7 @@ scale.
 
 from typing import Any
 
-from llamacli.plugin import Decoder, Graph, Params, TensorTable, Value, hookimpl
+from llamacli.plugin import Activation, Decoder, Graph, Params, TensorTable, Value, hookimpl, relu_squared
 
 LLAMACLI_API = 1
 
@@ -18,6 +18,7 @@ class BitNet(Decoder):
     interleaved = False
     may_have_bias = ()
     output = "none"
+    gating: Any = Activation.SWIGLU
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
         """Tensors of attention; queries, keys and values are apart."""
@@ -39,12 +40,24 @@ class BitNet(Decoder):
         return g.linear(g.rms_norm(a, block.attn_sub_norm, c.eps), block.attn_output)
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
-        """SwiGLU network with a norm inside."""
-        hidden = g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up))
+        """Gated network with a norm inside."""
+        hidden = g.gated(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up), self.gating)
         return g.linear(g.rms_norm(hidden, block.ffn_sub_norm, c.eps), block.ffn_down)
+
+
+def _gated(v: Any, gate: Any, up: Any) -> Any:
+    return relu_squared(v, gate) * up
+
+
+class BitNet158(BitNet):
+    """`general.architecture = bitnet-b1.58`: BitNet b1.58 2B4T as bitnet.cpp's converter writes it."""
+
+    name = "bitnet-b1.58"
+    gating = staticmethod(_gated)
 
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architecture."""
     register(BitNet())
+    register(BitNet158())

@@ -5,7 +5,6 @@ embedding of a token beside the fused state of the token before; from the second
 the place of that. Logits are of a part of the model's vocabulary where the file has `d2t`, the ids of its tokens.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -16,7 +15,6 @@ from llamacli.plugin import (
     HeadArchitecture,
     Metadata,
     ModelFormatError,
-    Param,
     Rope,
     TensorTable,
     Value,
@@ -64,11 +62,6 @@ class Eagle3(HeadArchitecture):
             n_draft=common.n_vocab,
         )
 
-    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Eagle3Config:
-        """Configuration with the number of tokens that `d2t` has."""
-        found: Eagle3Config = attrs.evolve(config, n_draft=shapes.get("d2t", (config.n_vocab,))[0])
-        return found
-
     def tensors(self, config: Any) -> TensorTable:
         """The tensors of a file."""
         c: Eagle3Config = config
@@ -94,11 +87,6 @@ class Eagle3(HeadArchitecture):
         block.add("ffn_down", c.n_embd, c.n_ff)
         return table
 
-    def layers(self, config: Any) -> tuple[int, ...]:
-        """Layers of the model whose inputs the head reads."""
-        found: tuple[int, ...] = config.layers
-        return found
-
     def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
         """State of a token from the inputs of the layers."""
         c: Eagle3Config = config
@@ -122,11 +110,6 @@ class Eagle3(HeadArchitecture):
         x = x + g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
         g.passed = x
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
-
-    def ids(self, weights: Weights) -> Param | None:
-        """Ids of the head's tokens in the model's vocabulary."""
-        found: Param | None = weights.d2t
-        return found
 
 
 @hookimpl

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from llamacli.plugin import INTERLEAVED
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -193,3 +195,11 @@ VARIANTS = {
 
 INERT = ("smollm3*:blk.3.attn_k.bias",)
 """Adds the same to all scores of a query without RoPE, which softmax cancels out."""
+
+TRANSFORMERS = {
+    "arcee": [HuggingFaceModel("arcee", convert=INTERLEAVED)],
+    "internlm2": [HuggingFaceModel("internlm3", convert=INTERLEAVED)],
+    "seed_oss": [HuggingFaceModel("seed_oss")],
+    "smollm3": [HuggingFaceModel("smollm3", convert=INTERLEAVED)],
+}
+"""Models of transformers by architecture."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -86,3 +87,18 @@ MINIMAX: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_minimax, options, 1e-8) for name, options in MINIMAX.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "minimax-m2": [
+        HuggingFaceModel(
+            "minimax_m2",
+            {"num_local_experts": 8},
+            keys={
+                "expert_gating_func": 2,
+                "rope.dimension_count": lambda config: getattr(config, "rotary_dim", config.head_dim),
+            },
+            tensors={"model.layers.{}.mlp.e_score_correction_bias": "blk.{}.exp_probs_b.bias"},
+        )
+    ],
+}
+"""Models of transformers by architecture."""

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.plugin import PLUS_ONE
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -76,3 +78,12 @@ NEMOTRON: dict[str, dict[str, Any]] = {
 
 VARIANTS = {name: (write_nemotron, options, 1e-8) for name, options in NEMOTRON.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "nemotron": [
+        HuggingFaceModel(
+            "nemotron", convert=dict.fromkeys(["output_norm.weight", "attn_norm.weight", "ffn_norm.weight"], PLUS_ONE)
+        )
+    ],
+}
+"""Models of transformers by architecture."""

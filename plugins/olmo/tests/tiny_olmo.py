@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.plugin import INTERLEAVED
 from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
@@ -98,5 +99,9 @@ OLMO: dict[str, dict[str, Any]] = {
 VARIANTS = {name: (write_olmo, options, 1e-8) for name, options in OLMO.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 
-TRANSFORMERS = {"olmo2": [HuggingFaceModel("olmo2")]}
+TRANSFORMERS = {
+    "olmo": [HuggingFaceModel("olmo", convert=INTERLEAVED)],
+    "olmoe": [HuggingFaceModel("olmoe")],
+    "olmo2": [HuggingFaceModel("olmo2")],
+}
 """Models of transformers by architecture."""

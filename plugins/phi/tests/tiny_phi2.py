@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from llamacli.testing import HuggingFaceModel
 from llamacli.testing.models import write_model
 from llamacli.testing.vocabularies import vocabulary_size
 
@@ -75,3 +76,8 @@ GELU = 1e-5
 
 VARIANTS = {name: (write_phi2, options, GELU) for name, options in PHI2.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
+
+TRANSFORMERS = {
+    "phi2": [HuggingFaceModel("phi")],
+}
+"""Models of transformers by architecture."""

@@ -4,7 +4,6 @@ Chen et al. 2026. Layers of Qwen 3's kind. Their keys and values are those of th
 some of its layers, and those of the block itself: the last token, and a mask for each token to predict.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -17,7 +16,6 @@ from llamacli.plugin import (
     Graph,
     Metadata,
     ModelFormatError,
-    Param,
     Params,
     TensorTable,
     Value,
@@ -100,11 +98,6 @@ class DFlash(Decoder, BlockHeadArchitecture):
         """Length of the sliding window, 0 in files without one."""
         return metadata.get_int(key, default=0, minimum=0)
 
-    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> DFlashConfig:
-        """Configuration with the number of tokens that `d2t` has."""
-        found: DFlashConfig = attrs.evolve(config, n_draft=shapes.get("d2t", (config.n_vocab,))[0])
-        return found
-
     def tensors(self, config: Any) -> TensorTable:
         """The tensors of a file; some may be the model's."""
         c, table = config, super().tensors(config)
@@ -123,21 +116,6 @@ class DFlash(Decoder, BlockHeadArchitecture):
         for norm in ("post_attention_norm", "post_ffw_norm"):
             block.add(norm, c.n_embd, optional=True)
         block.add("layer_output_scale", 1, optional=True)
-
-    def layers(self, config: Any) -> tuple[int, ...]:
-        """Layers of the model whose inputs the head reads."""
-        found: tuple[int, ...] = config.layers
-        return found
-
-    def block(self, config: Any) -> tuple[int, int, bool]:
-        """Length of a block, id of masks, and True if causal."""
-        found: tuple[int, int, bool] = config.block
-        return found
-
-    def ids(self, weights: Weights) -> Param | None:
-        """Ids of the head's tokens in the model's vocabulary."""
-        found: Param | None = weights.d2t
-        return found
 
     def fuse(self, g: Graph, config: Any, weights: Weights) -> Value:
         """State of a token from the inputs of the layers."""

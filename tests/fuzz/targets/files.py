@@ -158,7 +158,7 @@ def _start_heads(folder: Path) -> Callable[[list[Edit]], None]:
     fields, model = gguf_fields(data), load_model(base, threads=1, plugins=Plugins(entry_points()))
     tokens, rows = list(range(1, 11)), []
     sequence = KVSequence(model.kv_pool(), len(tokens))
-    chunk = Chunk(sequence, tokens[:-1], take_hidden=lambda _, __, states, n: rows.append(states.copy()))
+    chunk = Chunk(sequence, tokens[:-1], take_hidden=lambda _, __, states, ___, ____: rows.append(states.copy()))
     evaluate(model.program_with, [chunk])
 
     def load(changes: list[Edit]) -> None:
