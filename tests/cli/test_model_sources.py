@@ -52,6 +52,7 @@ lora = {folder}/lora.gguf:0.5,{folder}/lora.gguf
 [brief]
 model = demo
 alias = short, terse
+tags = small, quick
 system = Be brief: one line.
 stop = END
 seed = 7
@@ -73,9 +74,10 @@ def test_presets(tmp_path: Path) -> None:
     assert one.preset is not None
     assert one.preset.sampling == {"temperature": 0.5}
     assert (two.n_ctx, two.pinned, two.preset) == (None, False, None)
-    assert (three.path, three.aliases, three.n_ctx, three.kv_memory) == (
+    assert (three.path, three.aliases, three.tags, three.n_ctx, three.kv_memory) == (
         demo_path(),
         ("short", "terse"),
+        ("small", "quick"),
         2048,
         64 << 20,
     )

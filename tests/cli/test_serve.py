@@ -120,7 +120,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Program]) -> Iterator[Program]:
     """A server for several tests; it ends in order."""
-    program = start_server("--alias", "story", "--slots", "--max-running", "4")
+    program = start_server("--alias", "story", "--tags", "small, stories", "--slots", "--max-running", "4")
+    assert program.send("/v1/models").json["data"][0]["tags"] == ["small", "stories"]
     yield program
     assert program.end() == 0, "".join(program.lines)
 

@@ -35,6 +35,7 @@ ANY = {
     "reasoning_budget_message",
     "dry_sequence_breaker",
     "supported",
+    "tags",
 }
 """Options that take any text."""
 

@@ -65,7 +65,7 @@ STAND_INS = {
 SHARED = {
     "--host", "--port", "--temp", "--seed", "--api-key", "--pooling", "--models-max", "--slot-save-path", "--lora",
     "--chat-template", "--chat-template-file", "--threads", "--no-models-autoload", "--reranking", "--slots",
-    "--media-path",
+    "--media-path", "--tags",
     "-ctk", "-ctv",
 }  # fmt: skip
 """Options that both have."""

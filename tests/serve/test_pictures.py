@@ -29,6 +29,7 @@ from llamacli.serve.models import ModelSource
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from llamacli.testing.tiny_media import drawn
+from llamacli.tools.embedding import Pooling
 from media_cases import CASES, write_mmproj, write_text
 
 pytestmark = pytest.mark.medium
@@ -180,6 +181,33 @@ def test_prompts_with_pictures(tmp_path: Path) -> None:
         prompt = {"prompt_string": text, "multimodal_data": [b64(ONE)]}
         reply = server.send("/completion", {"prompt": prompt})
         assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_of_pictures(tmp_path: Path, name: str) -> None:
+    """Vectors of texts with pictures, in both forms and beside texts."""
+    with serving(tmp_path, name, step_ms=0.1) as server:
+        marked = {"prompt_string": "What: <__media__>?", "multimodal_data": [b64(ONE)]}
+        parts = {"content": user("What: ", ONE, "?")["content"]}
+        inputs = [marked, "What: ?", parts, {**marked, "multimodal_data": [b64(OTHER)]}, [1, 2]]
+        reply = server.send("/v1/embeddings", {"input": inputs}).json
+        first, text, second, other, _ = (one["embedding"] for one in reply["data"])
+        assert first == second != other
+        assert first != text == server.send("/v1/embeddings", {"input": "What: ?"}).json["data"][0]["embedding"]
+        assert server.send("/embedding", {"content": marked}).json[0]["embedding"] == [first]
+        n_tokens = server.send("/v1/embeddings", {"input": marked}).json["usage"]["prompt_tokens"]
+        for wrong, param in [({"input": [1, marked]}, "input"), ({"input": {**marked, "prompt_string": "x"}}, "input"),
+                             ({"input": ["a", {**marked, "multimodal_data": ["x"]}]}, "input[1].multimodal_data[0]"),
+                             ({"input": {**parts, **marked}}, "input"), ({"input": [marked] * 65}, "input"),
+                             ({"input": marked, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens")]:  # fmt: skip
+            refused = server.send("/v1/embeddings", wrong)
+            assert (refused.status, refused.json["error"]["param"]) == (400, param)
+    with serving(tmp_path, name, pooling=Pooling.NONE) as server:
+        rows, alone = (
+            np.array(server.send("/embedding", {"content": one}).json[0]["embedding"]) for one in (marked, "What:")
+        )
+        assert len(rows) == n_tokens
+        assert rows[: len(alone)].tolist() == alone.tolist(), "tokens before a picture do not see it"
 
 
 def test_files_of_a_folder_only(tmp_path: Path) -> None:

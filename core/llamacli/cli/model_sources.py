@@ -81,12 +81,13 @@ def model_sources(
     adapters: Sequence[tuple[Path, float]] = (),
     draft: Path | Literal["mtp"] | None = None,
     mmproj: Path | None = None,
+    tags: Sequence[str] = (),
 ) -> list[ModelSource]:
     """Models of the arguments: files or short names.
 
-    A name and = may be before. The demo model for none. The first has the aliases, the adapters, the draft model and
-    the encoder of pictures. Raises ModelFormatError for what is neither a file nor a short name, UsageError for a name
-    that is there twice.
+    A name and = may be before. The demo model for none. The first has the aliases, the adapters, the draft model, the
+    encoder of pictures and the tags. Raises ModelFormatError for what is neither a file nor a short name, UsageError
+    for a name that is there twice.
     """
     from llamacli.serve.models import ModelSource
 
@@ -98,12 +99,18 @@ def model_sources(
         own = ((), (), None, None) if sources else (tuple(aliases), tuple(adapters), draft, mmproj)
         preset = _preset_of(persona(file))
         sources.append(ModelSource(name, Path(resolve_model(file)), *own, preset=preset))
+    sources[0] = attrs.evolve(sources[0], tags=tuple(tags))
     drafts, encoders = [draft] if isinstance(draft, Path) else [], [mmproj] if mmproj else []
     for more in [*(adapter for adapter, _ in adapters), *drafts, *encoders]:
         if not more.is_file():
             raise ModelFormatError(f"{more}: no such file")
     expect_distinct(sources)
     return sources
+
+
+def divided(text: str | None) -> tuple[str, ...]:
+    """Words with commas between."""
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def _preset_of(own: Persona | None) -> Preset | None:
@@ -175,6 +182,7 @@ _TEXTS = (
     option("-m", "--model", metavar="MODEL"),
     option("-hf", "-hfr", "--hf-repo", "hf_repo", metavar=REFERENCE),
     option("-a", "--alias", metavar="NAMES"),
+    option("--tags", metavar="WORDS"),
     option("-md", "--model-draft", "--draft", "draft", metavar="FILE"),
     option("--chat-template", metavar="NAME"),
     option("--chat-template-file", type=PATH),
@@ -252,7 +260,8 @@ def _preset(where: str, name: str, keys: dict[str, str], known: ModelSource | No
     )
     return attrs.evolve(
         known,
-        aliases=tuple(alias.strip() for alias in (given["alias"] or "").split(",") if alias.strip()),
+        aliases=divided(given["alias"]),
+        tags=divided(given["tags"]),
         adapters=tuple((Path(file), scale) for file, scale in given["lora"]),
         draft=draft,
         mmproj=Path(given["mmproj"]) if given["mmproj"] else known.mmproj,

@@ -15,7 +15,7 @@ import click
 
 from llamacli.cli.command import Command, in_group
 from llamacli.cli.hub import REFERENCE, model_from_hub, resolve_model
-from llamacli.cli.model_sources import Offer, model_sources
+from llamacli.cli.model_sources import Offer, divided, model_sources
 from llamacli.cli.numbers import ByteSize, Form, Integer, Number
 from llamacli.cli.options import (
     PATH,
@@ -92,6 +92,7 @@ _GROUPS = {
             "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
             help="Further name of the first model; may be given several times.",
         ),
+        option("--tags", metavar="WORDS", help="Words about the first model for /v1/models, with commas between."),
         option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
         lora_option,
         mmproj_option,
@@ -371,7 +372,8 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
         given[name] and Path(given[name]) for name in ("models_dir", "models_preset", "catalogue")
     )
     offer = Offer(
-        model_sources(named, given["aliases"], lora, draft, mmproj) if named or not (folder or presets) else (),
+        model_sources(named, given["aliases"], lora, draft, mmproj, divided(given["tags"]))
+        if named or not (folder or presets) else (),
         folder, presets, catalogue, frozenset(given["pins"]),
     )  # fmt: skip
     sources = offer.read()

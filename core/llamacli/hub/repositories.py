@@ -5,7 +5,7 @@ HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 import contextlib
-import errno
+import functools
 import importlib
 import logging
 import re
@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from llamacli.errors import HubError, InvalidRequestError
+from llamacli.util.files import NO_ROOM
 from llamacli.util.system import available_memory, fits
 
 _log = logging.getLogger(__name__)
@@ -233,10 +234,12 @@ def fetch(
     files += [encoder] if encoder else []
     if not sys.stderr.isatty():
         utils.disable_progress_bars()
-    bars = {} if progress is None else {"tqdm_class": _reporting(progress)}
+    paths = []
     with _hub_errors(reference):
-        paths = [library.hf_hub_download(reference.repo, file, cache_dir=folder, **bars) for file in files]
-    return [Path(path) for path in paths]
+        for file in files:
+            bars = {} if progress is None else {"tqdm_class": _reporting(functools.partial(progress, file))}
+            paths.append(Path(library.hf_hub_download(reference.repo, file, cache_dir=folder, **bars)))
+    return paths
 
 
 def declared(reference: Reference) -> str | None:
@@ -272,15 +275,15 @@ def _fitting(files: list[str], sizes: Mapping[str, int]) -> list[str]:
     return chosen
 
 
-def _reporting(progress: Callable[[str, int, int], None]) -> type:
+def _reporting(progress: Callable[[int, int], None]) -> type:
     class Reporting(contextlib.AbstractContextManager["Reporting"]):
-        def __init__(self, *_: Any, desc: str = "", total: int | None = None, initial: int = 0, **__: Any):
-            self.desc, self.total, self.n = desc, total, initial
+        def __init__(self, *_: Any, total: int | None = None, initial: int = 0, **__: Any):
+            self.total, self.n = total, initial
             self.update(0)
 
         def update(self, n: float | None = 1) -> None:
             self.n += int(n or 0)
-            progress(self.desc, self.n, int(self.total or 0))
+            progress(self.n, int(self.total or 0))
 
         def close(self) -> None:
             """Do nothing."""
@@ -313,7 +316,7 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MemoryError):
             raise
-        if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+        if isinstance(error, OSError) and (error.filename is not None or error.errno in NO_ROOM):
             raise
         first = str(error).strip().splitlines() or [type(error).__name__]
         unreachable = isinstance(error, OSError) or type(error).__name__ in _UNREACHABLE

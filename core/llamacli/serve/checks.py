@@ -40,8 +40,8 @@ def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_run
             raise PromptTooLongError(len(prompt), n_ctx)
         if is_encoder and len(prompt) > N_BATCH:
             raise PromptTooLongError(len(prompt), N_BATCH)
-        if generation is not None and generation.contents is not None:
-            _check_contents(prompt, generation, model)
+        if request.contents is not None:
+            _check_contents(prompt, request, model)
         elif set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < n_vocab:
             continue  # the usual case, fast: the event loop waits for this
         else:
@@ -55,7 +55,7 @@ def check_request(request: Request, model: CompiledModel, *, n_ctx: int, max_run
         raise NotSupportedError(f"the model {request.model!r} generates text: its encoder is a model of its own")
 
 
-def _check_contents(prompt: Ids, request: GenerationRequest, model: CompiledModel) -> None:
+def _check_contents(prompt: Ids, request: Request, model: CompiledModel) -> None:
     """Check a prompt with content keys.
 
     Log-probabilities are of tokens, which embeddings are not.
@@ -64,7 +64,8 @@ def _check_contents(prompt: Ids, request: GenerationRequest, model: CompiledMode
     assert contents is not None
     wrong = next((key for key in prompt if key < 0 and key not in contents.cells), None)
     _expect(wrong is None, f"token {wrong!r}", "ids, and content keys of the request's contents")
-    _expect(request.prompt_logprobs is None, "prompt_logprobs of embeddings", "prompts of token ids")
+    logprobs = request.prompt_logprobs if isinstance(request, GenerationRequest) else None
+    _expect(logprobs is None, "prompt_logprobs of embeddings", "prompts of token ids")
     check_inputs(model.program.graph, contents.slice(prompt))
 
 

@@ -158,6 +158,7 @@ def unloaded_info(source: ModelSource) -> ModelInfo:
         aliases=source.aliases,
         n_bytes=n_bytes,
         preset=source.preset,
+        tags=source.tags,
     )
 
 

@@ -80,7 +80,7 @@ def _wants(sequence: SequenceState, tile: Tile) -> bool:
 def _give(sequence: SequenceState, tile: Tile, rows: Rows) -> None:
     request = sequence.request
     found = {key: rows[i] for key, (other, i) in request.missing_rows.items() if other == tile}
-    if found and request.generation is not None and request.generation.contents is not None:
-        request.generation.contents.set_rows(found)
+    if found and request.message.contents is not None:
+        request.message.contents.set_rows(found)
         for key in found:
             del request.missing_rows[key]

@@ -223,11 +223,11 @@ class Planner:
 
 def _without_cut(sequence: SequenceState, n: int, *, is_first: bool) -> int:
     """Number of tokens, about n, that cut no span."""
-    generation = sequence.request.generation
-    if generation is None or generation.contents is None:
+    contents = sequence.request.message.contents
+    if contents is None:
         return n
     start = len(sequence.cache.tokens)
-    span = generation.contents.span_at(sequence.context, start + n)
+    span = contents.span_at(sequence.context, start + n)
     if span is None:
         return n
     return span[0] - start if span[0] > start else span[1] - start if is_first else 0

@@ -133,6 +133,8 @@ class EmbeddingRequest:
     id: str
     model: str
     prompts: tuple[Ids, ...]
+    contents: Contents | None = attrs.field(default=None, eq=False)
+    tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict, eq=False, repr=False)
     key: str = ""
     adapters: AdapterScales = ()
     pooling: Pooling | None = None
@@ -378,6 +380,7 @@ class ModelSource:
 
     - `n_ctx`, `kv_memory`, `keep_alive`: None for the server's settings.
     - `pinned`: it stays loaded. `stamp`: changes with the file, for sources that are read again.
+    - `tags`: words about the model, for clients.
     - `is_fixed`: False for a model of a folder, presets or the catalogue, which may change or go.
     """
 
@@ -394,6 +397,7 @@ class ModelSource:
     pinned: bool = False
     is_fixed: bool = True
     stamp: str = ""
+    tags: tuple[str, ...] = ()
 
 
 ModelStatus = Literal["unloaded", "sleeping", "loading", "loaded"]
@@ -403,7 +407,7 @@ ModelStatus = Literal["unloaded", "sleeping", "loading", "loaded"]
 class ModelInfo:
     """Description of a model; None where unknown before it is loaded.
 
-    - `name`: the served name; `aliases`: other names for it.
+    - `name`: the served name; `aliases`: other names for it. `tags`: words about it.
     - `path`: its file.
     - `status`: it can run at once ("loaded"), is being loaded, was unloaded because nobody used it ("sleeping"), or is
       not loaded for another reason. `failure`: the error of its last load, "" if that succeeded.
@@ -442,6 +446,7 @@ class ModelInfo:
     adapters: tuple[AdapterInfo, ...] = ()
     preset: Preset | None = None
     failure: str = ""
+    tags: tuple[str, ...] = ()
 
     @property
     def loaded(self) -> bool:

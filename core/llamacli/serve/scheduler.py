@@ -132,7 +132,7 @@ class Scheduler:
         """
         n_ctx, most = self.memory.n_ctx, self.settings.max_running
         request = with_encoder_inputs(request, self.model)
-        if isinstance(request, GenerationRequest) and request.tiles and not self.sees:
+        if request.tiles and not self.sees:
             raise NotSupportedError(f"the model {request.model!r} has no encoder of pictures or sound")
         check_request(request, self.model, n_ctx=n_ctx, max_running=most, embeds=self.embeds)
         generation = request if isinstance(request, GenerationRequest) else None
@@ -470,12 +470,11 @@ class Scheduler:
         reads = not sequence.decodes and n > 1 and n == sequence.n_missing
         keep = self.memory.keep if reads and self.memory.pool.layout.recurrent and not sequence.wants_rows else None
         tokens, take_hidden = sequence.context[start : start + n - n_ahead], None
-        generation = sequence.request.generation
         if sequence.draft is not None:
             tokens += sequence.draft.tokens
             take_hidden = hidden_taker(sequence.draft.drafter)
         ids: list[int] | Inputs = tokens
-        contents = None if generation is None else generation.contents
+        contents = sequence.request.message.contents
         if contents is not None and (start < len(sequence.prompt) or sequence.request.has_positions):
             ids = contents.slice([*sequence.context, *tokens[len(tokens) - n_ahead :]], start, start + n)
         if sequence.wants_rows or n_ahead:

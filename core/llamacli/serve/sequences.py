@@ -67,11 +67,11 @@ class RequestState:
 
     @missing_rows.default
     def _find_missing_rows(self) -> dict[int, tuple[Tile, int]]:
-        return {} if self.generation is None else dict(self.generation.tiles)
+        return dict(self.message.tiles)
 
     @has_positions.default
     def _find_positions(self) -> bool:
-        contents = None if self.generation is None else self.generation.contents
+        contents = self.message.contents
         return contents is not None and contents.has_positions
 
     @property

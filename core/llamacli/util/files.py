@@ -22,6 +22,9 @@ if sys.platform != "win32":
     import pwd
 
 _seeking = threading.Lock()
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a full disk, a quota, and a limit of files (`ulimit -f`)."""
+
 _BLOCK = 1 << 20
 _MAX_LINKS = 40
 """Symbolic links on the way to a file, as many as Linux follows."""

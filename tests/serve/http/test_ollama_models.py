@@ -1,7 +1,6 @@
 """Catalogue over ollama's API: pull, create, copy, delete, blobs."""
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import json
@@ -49,6 +48,18 @@ def server(serve, catalogue: Catalogue) -> Served:
     return serve(catalogue=catalogue.folder)
 
 
+@contextlib.contextmanager
+def file_limit(n_bytes: int) -> Iterator[None]:
+    """Let no file of this process become larger, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def lines(reply) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.body.splitlines()]
 
@@ -72,6 +83,7 @@ class TestPull:
         assert found[0] == {"status": "pulling manifest"}
         assert found[-1] == {"status": "success"}
         totals = [one for one in found if "total" in one]
+        assert {(one["status"], one["digest"]) for one in totals} == {("pulling m-Q8_0.gguf", "m-Q8_0.gguf")}
         assert totals[-1]["completed"] == totals[-1]["total"] == demo_path().stat().st_size
         assert fake.added[NAME].path.read_bytes() == demo_path().read_bytes()
         assert fake.added[NAME].path.is_relative_to(catalogue.folder)
@@ -93,15 +105,11 @@ class TestPull:
         assert server.send("/api/pull", {"model": name, "stream": False}).status == 400
         assert (catalogue.names(), fake.added) == ([], {})
 
-    def test_a_full_disk_and_a_cut_download_leave_no_model(self, server, hub, fake, catalogue, monkeypatch) -> None:
-        def full(*_: Any) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ollama_models, "fetch", full)
+    def test_a_full_disk_and_a_cut_download_leave_no_model(self, server, hub, fake, catalogue) -> None:
+        with file_limit(1 << 20):
             *_, last = lines(server.send("/api/pull", {"model": NAME}))
-            assert last == {"error": "the catalogue cannot be written: No space left on device"}
-            assert server.send("/api/pull", {"model": NAME, "stream": False}).status == 500
+            assert last == {"error": "the catalogue cannot be written: File too large"}
+            assert server.send("/api/pull", {"model": NAME, "stream": False}).status == 507
         data = hub.repos["user/repo"]["m-Q8_0.gguf"]
         hub.repos["user/repo"]["m-Q8_0.gguf"] = data[: len(data) // 2]
         assert "error" in lines(server.send("/api/pull", {"model": NAME}))[-1]

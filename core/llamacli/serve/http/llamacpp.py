@@ -19,7 +19,7 @@ from llamacli.serve.errors import BadRequestError, NotSupportedError, ServeError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
 from llamacli.serve.http.generation import Prepared, generation_settings, prepared, rendered, spelled
-from llamacli.serve.http.openai.embeddings import encoded_inputs, pooled
+from llamacli.serve.http.openai.embeddings import pooled, seen_inputs
 from llamacli.serve.http.openai.history import begin
 from llamacli.serve.http.openai.responses import as_chat
 from llamacli.serve.http.prompts import as_prompts, has_pictures
@@ -172,7 +172,7 @@ async def embedding(call: Call, request: NativeEmbeddings) -> None:
         raise BadRequestError("content: it is required", "content", "missing_required_parameter")
     info, model = await call.model(request.model)
     scaled = request.embd_normalize != -1 and info.pooling != "none"
-    reply = await pooled(call, info, await call.compute(encoded_inputs, given, model, info, None), normalize=scaled)
+    reply = await pooled(call, info, *await seen_inputs(call, given, model, info), normalize=scaled)
     await call.respond(
         [{"index": i, "embedding": np.atleast_2d(reply.vectors[i]).tolist()} for i in sorted(reply.vectors)]
     )

@@ -21,7 +21,14 @@ from llamacli.errors import HubError, InvalidRequestError, ModelFormatError
 from llamacli.hub.names import reference
 from llamacli.hub.repositories import fetch
 from llamacli.serve.catalogue import Catalogue, Manifest, checked_name, expect_gguf, parse_modelfile
-from llamacli.serve.errors import BadRequestError, InternalError, NotSupportedError, ServeError, UnknownModelError
+from llamacli.serve.errors import (
+    BadRequestError,
+    InternalError,
+    NotSupportedError,
+    ServeError,
+    StorageFullError,
+    UnknownModelError,
+)
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import ollama_body
@@ -30,6 +37,7 @@ from llamacli.serve.http.schemas.ollama import SAMPLING, OllamaCopy, OllamaCreat
 from llamacli.serve.http.sse import NDJSON_HEADERS, line
 from llamacli.serve.http.state import Server
 from llamacli.serve.requests import Preset
+from llamacli.util.files import NO_ROOM
 
 _log = logging.getLogger(__name__)
 
@@ -337,8 +345,9 @@ def _reported() -> Iterator[None]:
     except (HubError, ModelFormatError, InvalidRequestError) as error:
         raise BadRequestError(str(error)) from None
     except OSError as error:
+        failed = StorageFullError if error.errno in NO_ROOM else InternalError
         _log.error("the catalogue cannot be changed", exc_info=error)
-        raise InternalError(f"the catalogue cannot be written: {error.strerror or error}") from None
+        raise failed(f"the catalogue cannot be written: {error.strerror or error}") from None
 
 
 async def _run(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from llamacli.chat import openai
 from llamacli.chat.media import Layout, prompt_of_pictures
 from llamacli.errors import MediaError, TokenizerError
 from llamacli.inputs import Contents
@@ -20,6 +21,7 @@ from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, PromptTooLongError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.limits import expect_room
+from llamacli.serve.http.prompts import expect_one_text
 from llamacli.serve.http.remote_files import fetch
 from llamacli.serve.http.schemas.chat import ChatMessage, ContentPart, ForeignPart
 from llamacli.serve.http.schemas.completions import PromptText
@@ -51,44 +53,77 @@ async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, inf
     if len(parts) > MAX_PICTURES:
         what = "pictures" if info.sees else "sounds"
         raise BadRequestError(f"messages: {len(parts)} {what}; {MAX_PICTURES} are allowed", "messages")
-    return await _layouts(call, [place for place, _ in parts], [_url(part) for _, part in parts], model, info)
-
-
-def _url(part: ContentPart) -> str:
-    if part.type == "input_audio":
-        return f"data:;base64,{part.input_audio.data if part.input_audio else ''}"
-    return part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
+    return await _layouts(call, [place for place, _ in parts], [_address(part) for _, part in parts], model, info)
 
 
 async def pictured_prompt(
-    call: Call, prompt: PromptText, model: Model, info: ModelInfo, *, add_special: bool, parse_special: bool
+    call: Call,
+    prompt: PromptText,
+    model: Model,
+    info: ModelInfo,
+    *,
+    name: str = "prompt",
+    add_special: bool = True,
+    parse_special: bool = False,
+    end: bool = False,
 ) -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
     """Content keys of a prompt with pictures, as of `prompt_of_pictures`.
 
-    They stand in the places of `MARKER`. Raises BadRequestError, PromptTooLongError.
+    They stand in the places of `MARKER`, or where they are among the parts. `name` is the field; with `end` the keys
+    have the tokens that the model expects at a text's end too. Raises BadRequestError, PromptTooLongError.
     """
-    texts, data = (prompt.prompt_string or "").split(MARKER), prompt.multimodal_data or []
     if not info.sees:
-        raise BadRequestError("prompt: not supported, this model reads text only", "prompt", "unsupported_content")
-    if len(texts) != len(data) + 1:
-        raise BadRequestError(f"prompt: {len(texts) - 1} times {MARKER} for {len(data)} pictures", "prompt")
+        raise BadRequestError(f"{name}: not supported, this model reads text only", name, "unsupported_content")
+    expect_one_text(prompt, name)
+    texts, pictures = _divided(prompt, name)
     expect_room(texts, model, info)
-    places = [f"prompt.multimodal_data[{i}]" for i in range(len(data))]
-    shown = await _layouts(call, places, [f"data:image/unknown;base64,{one}" for one in data], model, info)
+    shown = await _layouts(call, [place for place, _ in pictures], [url for _, url in pictures], model, info)
     encode = functools.partial(model.tokenizer.encode, parse_special=parse_special)
 
     def keys() -> tuple[list[int], Contents, dict[int, tuple[Tile, int]]]:
-        parts: list[int | Tile] = [*encode(texts[0], add_special=add_special)]
+        begin = model.tokenizer.encode_prompt if add_special else functools.partial(encode, add_special=False)
+        parts: list[int | Tile] = [*begin(texts[0], parse_special=parse_special)]
         for layout, text in zip(shown, texts[1:], strict=True):
             for one in layout:
                 parts += encode(one, add_special=False, parse_special=True) if isinstance(one, str) else [one]
             parts += encode(text, add_special=False) if text else []
+        parts += encode("")[-1:] if end and model.tokenizer.add_eos else []
         return prompt_of_pictures(parts, lambda text, _: encode(text, add_special=False), model.media_encoder())
 
     try:
         return await call.compute(keys)
     except TokenizerError as error:
-        raise BadRequestError(f"prompt: {error}", "prompt") from None
+        raise BadRequestError(f"{name}: {error}", name) from None
+
+
+def _divided(prompt: PromptText, name: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Texts around pictures, and place and address of each picture.
+
+    Raises BadRequestError.
+    """
+    if prompt.content is None:
+        texts, data = (prompt.prompt_string or "").split(MARKER), prompt.multimodal_data or []
+        if len(texts) != len(data) + 1:
+            raise BadRequestError(f"{name}: {len(texts) - 1} times {MARKER} for {len(data)} pictures", name)
+        places = (f"{name}.multimodal_data[{i}]" for i in range(len(data)))
+        return texts, [(place, f"data:image/unknown;base64,{one}") for place, one in zip(places, data, strict=True)]
+    texts, pictures = [""], list[tuple[str, str]]()
+    for i, part in enumerate(prompt.content):
+        place = f"{name}.content[{i}]"
+        if part.type == "image_url":
+            texts.append("")
+            pictures.append((f"{place}.image_url", _address(part)))
+        else:
+            texts[-1] += openai.text_of_part(part.type, part.text if part.type == "text" else None, place)
+    if len(pictures) > MAX_PICTURES:
+        raise BadRequestError(f"{name}: {len(pictures)} pictures; {MAX_PICTURES} are allowed", name)
+    return texts, pictures
+
+
+def _address(part: ContentPart) -> str:
+    if part.type == "input_audio":
+        return f"data:;base64,{part.input_audio.data if part.input_audio else ''}"
+    return part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
 
 
 async def _layouts(

@@ -52,16 +52,24 @@ def as_prompts(prompt: Prompt | None, name: str, limit: int) -> list[Mixed]:
 
 def has_pictures(prompt: Prompt | None) -> TypeGuard[PromptText]:
     """True for the prompt of `pictured_prompt`."""
-    return isinstance(prompt, PromptText) and bool(prompt.multimodal_data)
+    if not isinstance(prompt, PromptText):
+        return False
+    return bool(prompt.multimodal_data) or any(part.type == "image_url" for part in prompt.content or ())
+
+
+def expect_one_text(text: PromptText, name: str) -> None:
+    """Check that a prompt has one of two forms. Raises BadRequestError."""
+    if (text.prompt_string is None) == (text.content is None) or (text.content is not None and text.multimodal_data):
+        raise BadRequestError(f"{name}: an object has prompt_string or content", name)
 
 
 def _plain(text: str | PromptText, name: str) -> str:
     if isinstance(text, str):
         return text
-    if text.multimodal_data:
-        raise BadRequestError(f"{name}: pictures are for one prompt of a completion", name, "unsupported_content")
-    if (text.prompt_string is None) == (text.content is None):
-        raise BadRequestError(f"{name}: an object has prompt_string or content", name)
+    if has_pictures(text):
+        reason = "pictures are for one prompt of a completion, and for embeddings"
+        raise BadRequestError(f"{name}: {reason}", name, "unsupported_content")
+    expect_one_text(text, name)
     for part in text.content or ():
         if part.type != "text" or part.text is None:
             raise BadRequestError(f"{name}: models read text only", name, "unsupported_content")

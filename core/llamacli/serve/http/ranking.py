@@ -40,7 +40,7 @@ async def rerank(call: Call, request: RankRequest) -> None:
     prompts = await call.compute(
         _pairs, [request.query] * len(texts), texts, model, info, request.truncate_prompt_tokens, name
     )
-    reply = await pooled(call, info, prompts, Pooling.RANK)
+    reply = await pooled(call, info, prompts, pooling=Pooling.RANK)
     scores = [_scores(reply.vectors[i], info, request.use_activation or False)[0] for i in range(len(texts))]
     order = sorted(range(len(texts)), key=lambda i: -scores[i])[: request.top_n]
     if request.documents is None:
@@ -63,7 +63,7 @@ async def score(call: Call, request: ScoreRequest) -> None:
     limit = request.truncate_prompt_tokens
     if info.ranks:
         prompts = await call.compute(_pairs, firsts, seconds, model, info, limit, "text_2")
-        reply = await pooled(call, info, prompts, Pooling.RANK)
+        reply = await pooled(call, info, prompts, pooling=Pooling.RANK)
         wants = request.use_activation is not False
         scores = [_scores(reply.vectors[i], info, wants)[0] for i in range(len(prompts))]
     else:
@@ -83,7 +83,7 @@ async def classify(call: Call, request: ClassifyRequest) -> None:
     info, model = await call.model(request.model)
     _expect_head(info)
     prompts = await call.compute(encoded_inputs, request.input, model, info, request.truncate_prompt_tokens)
-    reply = await pooled(call, info, prompts, Pooling.RANK)
+    reply = await pooled(call, info, prompts, pooling=Pooling.RANK)
     data = []
     for i in range(len(prompts)):
         probs = _scores(reply.vectors[i], info, request.use_activation is not False)
@@ -106,7 +106,7 @@ async def pooling(call: Call, request: PoolingRequest) -> None:
     if request.dimensions is not None and (kind == Pooling.RANK or request.dimensions > model.config.n_embd):
         raise BadRequestError(f"dimensions: vectors have {model.config.n_embd} numbers, scores have none", "dimensions")
     prompts = await call.compute(encoded_inputs, request.input, model, info, request.truncate_prompt_tokens)
-    reply = await pooled(call, info, prompts, kind, normalize=request.normalize is not False)
+    reply = await pooled(call, info, prompts, pooling=kind, normalize=request.normalize is not False)
     data = [
         {"index": i, "object": "pooling", "data": _data(reply.vectors[i], kind, info, request)}
         for i in range(len(prompts))

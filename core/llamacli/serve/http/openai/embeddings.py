@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from llamacli.inputs import Contents
+from llamacli.media.encoder import Tile
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, NotSupportedError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.limits import expect_room
-from llamacli.serve.http.prompts import as_prompts, encoded, truncated
+from llamacli.serve.http.pictures import pictured_prompt
+from llamacli.serve.http.prompts import as_prompts, encoded, has_pictures, truncated
 from llamacli.serve.http.replies import Reply, joined
-from llamacli.serve.http.schemas.completions import MAX_INPUTS, EmbeddingsRequest, Prompt
+from llamacli.serve.http.schemas.completions import MAX_INPUTS, MAX_PROMPTS, EmbeddingsRequest, Prompt, PromptText
 from llamacli.serve.http.sse import to_json
 from llamacli.serve.requests import EmbeddingRequest, ModelInfo
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from llamacli.tools.embedding import Pooling
 
 FORMATS = ("float", "base64")
+Tiles = Mapping[int, tuple[Tile, int]]
+NO_TILES: Tiles = {}
 
 
 async def embeddings(call: Call, request: EmbeddingsRequest) -> None:
@@ -65,7 +70,7 @@ async def embedded(
         raise NotSupportedError(f"the model {info.name!r} ranks texts: see /rerank; --pooling gives vectors")
     if dimensions is not None and dimensions > model.config.n_embd:
         raise BadRequestError(f"dimensions: vectors have {model.config.n_embd} numbers", "dimensions")
-    reply = await pooled(call, info, await call.compute(encoded_inputs, texts, model, info, limit))
+    reply = await pooled(call, info, *await seen_inputs(call, texts, model, info, limit))
     if dimensions is not None:
         for i, vector in reply.vectors.items():
             reply.vectors[i] = shortened(vector, dimensions)
@@ -76,8 +81,10 @@ async def pooled(
     call: Call,
     info: ModelInfo,
     prompts: Sequence[Sequence[int]],
-    pooling: Pooling | None = None,
+    contents: Contents | None = None,
+    tiles: Tiles = NO_TILES,
     *,
+    pooling: Pooling | None = None,
     normalize: bool = True,
 ) -> Reply:
     """Vectors of prompts, in a reply of the engine.
@@ -90,6 +97,8 @@ async def pooled(
         id=call.request_id,
         model=info.name,
         prompts=tuple(map(tuple, prompts)),
+        contents=contents,
+        tiles=tiles,
         key=call.key,
         adapters=info.adapter_scales,
         pooling=pooling,
@@ -97,6 +106,35 @@ async def pooled(
     )
     async with call.run(request) as events:
         return await joined(events, None, 0)
+
+
+async def seen_inputs(
+    call: Call, texts: Prompt, model: Model, info: ModelInfo, limit: int | None = None
+) -> tuple[list[list[int]], Contents | None, Tiles]:
+    """Prompts of texts and pictures, the contents of their keys, and tiles.
+
+    Without pictures the first are those of `encoded_inputs`. Raises BadRequestError, PromptTooLongError.
+    """
+    items = texts if isinstance(texts, list) else [texts]
+    pictured = [i for i, item in enumerate(items) if isinstance(item, PromptText) and has_pictures(item)]
+    if not pictured:
+        return await call.compute(encoded_inputs, texts, model, info, limit), None, NO_TILES
+    if limit is not None:
+        reason = "prompts with pictures are not truncated"
+        raise BadRequestError(f"truncate_prompt_tokens: {reason}", "truncate_prompt_tokens", "unsupported_parameter")
+    if len(items) > MAX_PROMPTS or any(isinstance(item, int) for item in items):
+        raise BadRequestError(f"input: with pictures, give 1 to {MAX_PROMPTS} objects, texts or lists of ids", "input")
+    prompts, contents, tiles = list[list[int]](), Contents(), dict[int, tuple[Tile, int]]()
+    for i, item in enumerate(items):
+        if isinstance(item, PromptText) and i in pictured:
+            name = "input" if item is texts else f"input[{i}]"
+            keys, own, more = await pictured_prompt(call, item, model, info, name=name, end=True)
+            contents.cells |= own.cells
+            tiles |= more
+            prompts.append(keys)
+        elif not isinstance(item, int):
+            prompts += await call.compute(encoded_inputs, item, model, info, None)
+    return prompts, contents, tiles
 
 
 def encoded_inputs(texts: Prompt, model: Model, info: ModelInfo, limit: int | None) -> list[list[int]]:

@@ -111,6 +111,7 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
         "created": info.created,
         "owned_by": "llamacli",
         "aliases": list(info.aliases),
+        "tags": list(info.tags),
         "status": _status(info),
         "architecture": {
             "input_modalities": ["text", *["image"] * info.sees, *["audio"] * info.hears],

@@ -17,7 +17,8 @@ MAX_INPUTS = 2048
 class PromptText(Schema, kw_only=True):
     """Text of a prompt in an object, whole or in parts.
 
-    `multimodal_data` are pictures, base64 of their files, one for each `<__media__>` in `prompt_string`.
+    `multimodal_data` are pictures, base64 of their files, one for each `<__media__>` in `prompt_string`; in `content`
+    they are parts `image_url`.
     """
 
     prompt_string: str | None = None
