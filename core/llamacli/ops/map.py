@@ -40,8 +40,8 @@ def map_(g: Recorder, x: Value, function: Formula) -> Value:
 
     One of `llamacli.plugin`, or one written like them.
 
-    Formula: `out = f(x)`; f is `identity`, `silu`, `gelu`, `gelu_erf`, `relu`, `relu_squared`, `sigmoid`, `tanh`, `softplus`,
-        `exp` or a function of `(v, x)`
+    Formula: `out = f(x)`; f is `identity`, `silu`, `gelu`, `gelu_erf`, `relu`, `relu_squared`, `sigmoid`, `tanh`,
+        `softplus`, `exp` or a function of `(v, x)`
     Shapes: x [n, width]; out [n, width]
     Limits: `gelu` is the form by tanh; exp is bounded at -87 and 88; softplus is x above 20
     Example: `up = g.map(g.linear(x, block.ffn_up), relu_squared)`
