@@ -165,7 +165,7 @@ class SoundEncoder(MediaEncoder):
         return np.arange(n, dtype=np.int32)
 
     def size(self, tile: Any, config: Any) -> tuple[int, int]:
-        """Rows, of which there is one, and columns of tokens of a tile.
+        """Rows (one) and columns of tokens of a tile.
 
         Raises PluginError for a tile that the encoder cannot read.
         """

@@ -111,7 +111,8 @@ async def upload(call: Call) -> None:
 async def received(call: Call, keep: Callable[[int, bytes], Awaitable[Any]]) -> tuple[Form, int]:
     """Form of a body, and the number of bytes of its file.
 
-    `keep` takes the numbered parts of the file. Raises MediaTypeError, BadRequestError, and NotSupportedError without python-multipart.
+    `keep` takes the numbered parts of the file. Raises MediaTypeError, BadRequestError, and NotSupportedError without
+    python-multipart.
     """
     try:
         import python_multipart.multipart as multipart
