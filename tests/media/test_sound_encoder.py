@@ -1,4 +1,4 @@
-"""Encoders of sound compared with recorded rows of transformers, and sessions that hear."""
+"""Encoders of sound compared with transformers, and sessions that hear."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -12,7 +12,10 @@ RANDOM = np.random.RandomState(3)
 
 
 def convolved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: tuple[int, int]) -> np.ndarray:
-    """Convolution of x, [times, freqs, n_in], with a weight [n_out, n_in, freq_taps, time_taps]."""
+    """Convolve x, [times, freqs, n_in].
+
+    The weight is [n_out, n_in, freq_taps, time_taps].
+    """
     height, width = weight.shape[3], weight.shape[2]
     padded = np.pad(x, ((height // 2, height // 2), (width // 2, width // 2), (0, 0))).astype(np.float64)
     return np.array(

@@ -31,7 +31,7 @@ KEYS: Mapping[str, Any] = {
 
 @attrs.frozen
 class Case:
-    """Text model, its encoder, keys of both beside the usual ones, and its tokens."""
+    """Text model, encoder, further keys of both, and tokens."""
 
     text: Architecture
     encoder: SoundEncoder
@@ -59,7 +59,10 @@ CASES = {
 
 
 def write_hearing(folder: Path, name: str, **wrong: Any) -> Path:
-    """Write the text model of a case and its mmproj file, whose shapes are those of llama.cpp's converter."""
+    """Write the text model of a case and its mmproj file.
+
+    Shapes are those of llama.cpp's converter.
+    """
     case = CASES[name]
     metadata = {
         "general.type": "mmproj", "general.name": f"tiny {name}", "clip.has_audio_encoder": True,
@@ -83,7 +86,7 @@ def write_hearing(folder: Path, name: str, **wrong: Any) -> Path:
 
 
 def tone(seconds: float = 0.6, hertz: float = 440.0, rate: int = 16000) -> np.ndarray:
-    """A tone that grows, with a little noise, float32 [n] from -1 to 1."""
+    """A growing tone with a little noise, float32 [n]."""
     n = int(seconds * rate)
     times = np.arange(n) / rate
     noise = np.random.RandomState(int(hertz)).standard_normal(n)

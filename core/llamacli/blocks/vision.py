@@ -258,7 +258,7 @@ def vision_layers(g: Graph, c: VisionConfig, w: Weights) -> list[Value]:
 def transformer_layers(
     g: Graph, c: TransformerConfig, x: Value, blocks: Iterable[Params], *, is_filled: bool = False
 ) -> list[Value]:
-    """Record the layers of a transformer: x, and the hidden states behind each.
+    """Record the layers of a transformer: x and the hidden states.
 
     With `is_filled` rows behind the others are outside of the one window, the whole input.
     """

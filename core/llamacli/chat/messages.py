@@ -79,7 +79,7 @@ class Message:
 
     @property
     def media(self) -> tuple[Picture | Sound, ...]:
-        """What comes before the content."""
+        """Pictures and sound, which come before the content."""
         return (*self.images, *self.audio)
 
     def as_dict(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.architecture import Architecture, trace
-from llamacli.blocks.vision import TransformerConfig
+from llamacli.blocks.sound import SoundConfig
+from llamacli.blocks.vision import VisionConfig
 from llamacli.engine import Engine, Program, QuantMode, Span
 from llamacli.errors import ClosedError, MediaError, ModelFormatError, PluginError, plugin_errors
 from llamacli.gguf import Metadata, TensorInfo
@@ -85,7 +86,7 @@ class MediaEncoder(Architecture):
         return self.configure(file.metadata)
 
     @abc.abstractmethod
-    def layout(self, pixels: Pixels, config: Any) -> list[str | Pixels]:
+    def layout(self, pixels: Any, config: Any) -> Sequence[str | Pixels | Mel]:
         """Text and tiles of a picture, in order.
 
         `pixels` are a picture, uint8 [height, width, 3]; so is each tile, as large as the encoder reads. Special
@@ -101,7 +102,10 @@ class MediaEncoder(Architecture):
         return []
 
     def size(self, tile: Any, config: Any) -> tuple[int, int]:
-        """Rows and columns of tokens of a tile. Raises PluginError for one that the encoder cannot read."""
+        """Rows and columns of tokens of a tile.
+
+        Raises PluginError for a tile that the encoder cannot read.
+        """
         side, n_patches = config.patch_size * config.n_merge, tile.shape[0] * tile.shape[1] // config.patch_size**2
         if tile.shape[0] % side or tile.shape[1] % side or not 0 < n_patches <= config.max_patches:
             raise PluginError(
@@ -147,7 +151,7 @@ class SoundEncoder(MediaEncoder):
     """Frames of a patch."""
 
     @abc.abstractmethod
-    def layout(self, samples: Samples, config: Any) -> list[str | Mel]:
+    def layout(self, samples: Samples, config: Any) -> Sequence[str | Mel]:
         """Text and tiles of sound, in order.
 
         `samples` are float32 [n], 16000 a second; a tile has frames of whole patches. Special tokens in the text are
@@ -155,11 +159,17 @@ class SoundEncoder(MediaEncoder):
         """
 
     def positions(self, n: int, config: Any) -> npt.NDArray[np.int32]:
-        """Positions of n patches of a tile, int32 [n]; a sequence for convolutions begins at 0."""
+        """Positions of n patches of a tile, int32 [n].
+
+        A sequence for convolutions begins at 0.
+        """
         return np.arange(n, dtype=np.int32)
 
     def size(self, tile: Any, config: Any) -> tuple[int, int]:
-        """One row of tokens. Raises PluginError for a tile that the encoder cannot read."""
+        """Rows (one) and columns of tokens of a tile.
+
+        Raises PluginError for a tile that the encoder cannot read.
+        """
         n, rest = divmod(len(tile), self.n_frames * config.n_merged)
         if rest or not 0 < n * config.n_merged <= config.max_patches or tile.shape[1] != config.n_mel:
             raise PluginError(
@@ -183,7 +193,9 @@ def _inputs(patches: Rows, positions: npt.NDArray[np.int32], spans: tuple[tuple[
 
 @attrs.frozen
 class Tile:
-    """A tile of a picture or of sound; equal if the rows of embeddings are.
+    """A tile of a picture or sound.
+
+    Equal if the rows of embeddings are.
 
     `key` is the digest of its pixels and of the encoder; `ids` are the content keys of its rows; `pixels`, of sound the
     frames of its spectrogram, are None in one that was evaluated by another process. `grid` are its rows and columns of
@@ -257,9 +269,9 @@ class LoadedEncoder:
         self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, medium: Medium) -> list[str | Tile]:
-        """Text and tiles of a picture or of sound, in order; nothing is encoded.
+        """Text and tiles of a picture or sound, in order.
 
-        Raises MediaError if the encoder reads the other.
+        Nothing is encoded. Raises MediaError if the encoder reads the other.
         """
         with self._lock:
             if medium not in self._layouts:
@@ -267,7 +279,7 @@ class LoadedEncoder:
             return self._layouts[medium]
 
     def layout_of_file(self, source: bytes) -> list[str | Tile]:
-        """Text and tiles of the picture or the sound in a file's bytes.
+        """Text and tiles of the medium in a file's bytes.
 
         Layouts of the last files are kept, up to `LAYOUT_BYTES`, but not what was decoded. Raises MediaError.
         """
@@ -402,7 +414,7 @@ class RecordedEncoder:
         if not view.metadata.get_bool(f"clip.has_{kind}_encoder", default=True):
             raise ModelFormatError(f"{file.path}: clip.has_{kind}_encoder = false: it has no encoder of {what}")
         with plugin_errors(f"media encoder {encoder.name!r}"):
-            config: TransformerConfig = encoder.configure_file(view)
+            config: VisionConfig | SoundConfig = encoder.configure_file(view)
             table = encoder.tensors(config)
             weights = table.bind(view)
             graph = trace(encoder, config, weights)

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,10 @@ class Sound:
 
 
 def read_limited(path: Path, limit: int, kind: str) -> bytes:
-    """Read at most `limit` + 1 bytes of a file of a `kind` of media. Raises MediaError."""
+    """Read at most `limit` + 1 bytes of a file.
+
+    `kind` names the medium. Raises MediaError.
+    """
     try:
         if not path.is_file():
             raise MediaError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
@@ -94,7 +98,10 @@ def read_limited(path: Path, limit: int, kind: str) -> bytes:
 
 
 def data_of_base64(text: str, limit: int = MAX_BYTES, kind: str = "sound", name: str = "its data") -> bytes:
-    """Bytes of a text in base64. Raises MediaError for another text, and for more than `limit`."""
+    """Bytes of a text in base64.
+
+    Raises MediaError for another text, and for more than `limit`.
+    """
     if len(text) > limit * 4 // 3 + 4:
         raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {limit} of {kind}")
     try:
@@ -134,7 +141,10 @@ def _filters(n_mel: int) -> npt.NDArray[np.float64]:
 
 
 def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
-    """Samples at `SAMPLE_RATE` of samples at another rate, by a windowed sinc filter."""
+    """Samples at `SAMPLE_RATE` of samples at another rate.
+
+    By a windowed sinc filter.
+    """
     if rate == SAMPLE_RATE:
         return samples.astype(np.float32)
     divisor = math.gcd(rate, SAMPLE_RATE)
@@ -244,7 +254,7 @@ def _pcm24(data: bytes) -> Samples:
     return (whole / np.float64(1 << 31)).astype(np.float32)
 
 
-_READERS = {
+_READERS: dict[tuple[int, int], Callable[[bytes], npt.NDArray[Any]]] = {
     (_PCM, 8): lambda data: (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128,
     (_PCM, 16): lambda data: np.frombuffer(data, "<i2").astype(np.float32) / 32768,
     (_PCM, 24): _pcm24,

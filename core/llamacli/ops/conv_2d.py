@@ -28,7 +28,7 @@ CONV_2D = record(
 
 @attrs.frozen(eq=False)
 class Conv2d(Op):
-    """Convolution op, of the rows of a sequence one after another in time.
+    """Convolution op of the rows of a sequence, in time.
 
     A row is (times, freqs, n_in); the weight is (n_out, n_in * freq_taps * time_taps). Outside of the sequence, which
     has `n_times` times, and of the frequencies x is 0.
@@ -157,7 +157,7 @@ def conv_2d_kernel() -> Kernel:
 
     @njit
     def source(a, r, rows, place, i, k):  # type: ignore[no-untyped-def]
-        """Address of the numbers of x that a place sees by a tap."""
+        """Address of the numbers of x at a tap."""
         n_places = a.out_times * a.out_freqs
         row, inside = min(place // n_places, r.n_rows - 1), place % n_places
         position = rows[row].position

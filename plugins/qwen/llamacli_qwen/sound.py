@@ -74,7 +74,7 @@ class Qwen3Sound(SoundEncoder):
         return mlp(g, x, weights.mm_a_mlp_1, weights.mm_a_mlp_2, gelu_erf)
 
     def positions(self, n: int, config: SoundConfig) -> npt.NDArray[np.int32]:
-        """Positions of patches, which begin anew each second."""
+        """Positions of patches, from 0 in each second."""
         return np.arange(n, dtype=np.int32) % TOKENS
 
     def layout(self, samples: Samples, config: SoundConfig) -> list[str | Mel]:

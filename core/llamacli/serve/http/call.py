@@ -151,7 +151,7 @@ class Call:
         return self.checked(raw, kind)
 
     def checked(self, raw: Any, kind: Any, *, strict: bool = True) -> Any:
-        """Body of a request or fields of a form, checked as `body` does."""
+        """Body of a request, or fields of a form, checked."""
         value = convert(raw, kind, strict=strict)
         self._warn(dict(unknown_fields(raw, value)))
         return value

@@ -39,7 +39,7 @@ MEDIA = ("image_url", "input_audio")
 
 
 async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, info: ModelInfo) -> list[Layout]:
-    """Text and tiles of the pictures or the sound in messages, in order.
+    """Text and tiles of the media in messages, in order.
 
     None for a model that reads text only. Each is read and cut in a thread of its own pool, one after another. Raises
     BadRequestError that names the part, PromptTooLongError once the context is too short.

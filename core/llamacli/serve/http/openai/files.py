@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -52,6 +51,7 @@ class Form:
         self._current = b""
 
     def write(self, data: bytes) -> None:
+        """Parse a part of the body."""
         self._parser.write(data)
 
     def _begin(self) -> None:
@@ -88,8 +88,12 @@ class Form:
 async def upload(call: Call) -> None:
     """Take a file of any size that the store has room for."""
     name, store = object_id("file"), call.server.store
+
+    async def keep(number: int, part: bytes) -> None:
+        await call.server.run(store.add_chunk, name, number, part)
+
     try:
-        form, n_bytes = await received(call, partial(call.server.run, store.add_chunk, name))
+        form, n_bytes = await received(call, keep)
         if form.filename is None:
             raise BadRequestError("file: it is required", "file", "missing_required_parameter")
         purpose = form.fields.get("purpose")
@@ -105,9 +109,10 @@ async def upload(call: Call) -> None:
 
 
 async def received(call: Call, keep: Callable[[int, bytes], Awaitable[Any]]) -> tuple[Form, int]:
-    """Form of a body, and the number of bytes of its file, whose numbered parts it keeps by `keep`.
+    """Form of a body, and the number of bytes of its file.
 
-    Raises MediaTypeError, BadRequestError, and NotSupportedError without python-multipart.
+    `keep` takes the numbered parts of the file. Raises MediaTypeError, BadRequestError, and NotSupportedError without
+    python-multipart.
     """
     try:
         import python_multipart.multipart as multipart

@@ -38,7 +38,7 @@ class TranscriptionRequest(Schema, kw_only=True):
 
 
 async def transcriptions(call: Call) -> None:
-    """Write down the speech of a file, as a chat with a model that hears."""
+    """Write down the speech of a file."""
     limit, kept = min(MAX_BYTES, call.settings.max_body), list[bytes]()
 
     async def keep(_: int, part: bytes) -> None:
