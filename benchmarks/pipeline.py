@@ -111,10 +111,10 @@ def run(path: Path, given: argparse.Namespace, *, divided: bool) -> dict[str, fl
 
 
 def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]:
-    """Tokens a second of one text, of as many texts as nodes, and of a prompt.
+    """Tokens a second of a text, of many, of a prompt.
 
-    First with layers divided, then with rows. Nodes have equal shares. A message takes LATENCY_S and its bytes. A
-    stage sends rows of the model's width while it computes the next batch.
+    Many are as many as nodes. First with layers divided, then with rows. Nodes have equal shares. A message takes
+    LATENCY_S and its bytes. A stage sends rows of the model's width while it computes the next batch.
     """
     step_s, batch_s = 1 / alone["generation cpu"], N_BATCH / alone["prompt cpu"]
     number_s = 32 / bits

@@ -143,7 +143,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_does_not_answer(
 
 
 def request(number: int) -> GenerationRequest:
-    """Request of a kind: greedy, drawn, of two texts, of a long prompt with probabilities."""
+    """Request of a kind: greedy, drawn, two texts, with probabilities."""
     kinds: list[dict[str, Any]] = [
         {},
         {"params": SamplingParams(temperature=1.0), "seed": 7},
@@ -241,7 +241,7 @@ def worker_process(path: Path, secret: Path) -> Iterator[tuple[subprocess.Popen[
 @pytest.mark.slow
 @pytest.mark.parametrize("with_spare", [True, False])
 def test_a_killed_worker_under_requests(with_spare: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two processes: the texts go on with a spare worker, else all end with an error."""
+    """Two processes: texts go on with a spare worker, or fail."""
     path, secret = demo_path(), tmp_path / "secret"
     secret.touch(0o600)
     secret.write_bytes(SECRET)

@@ -287,7 +287,7 @@ class Scheduler:
         """
         now = self._clock()
         self._drop(now)
-        if not self._is_renewed():
+        if self._renewal is not None and not self._is_renewed(self._renewal):
             return self._lifecycle.take_events()
         if self._drawing:
             self._take_slow_draws()
@@ -333,13 +333,11 @@ class Scheduler:
         renew = functools.partial(_settle, renewal, self.model.program.renew)
         threading.Thread(target=renew, name="llamacli-renew", daemon=True).start()
 
-    def _is_renewed(self) -> bool:
+    def _is_renewed(self, renewal: Future[None]) -> bool:
         """False while lost stages are replaced; raises what that raised."""
-        if self._renewal is None:
-            return True
-        if not wait([self._renewal], _WAIT_S).done:
+        if not wait([renewal], _WAIT_S).done:
             return False
-        renewal, self._renewal = self._renewal, None
+        self._renewal = None
         renewal.result()
         return True
 

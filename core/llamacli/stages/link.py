@@ -206,11 +206,11 @@ class Spares(Protocol):
     def __len__(self) -> int: ...
 
     def exchange(self, lost: Address) -> Address:
-        """Address of a worker in place of a lost one. Raises StageError for none."""
+        """Worker in place of a lost one. Raises StageError for none."""
 
 
 class SpareList(deque[Address]):
-    """Addresses of spare workers; a lost one comes last, as it may be started again."""
+    """Spare workers; a lost one comes last: it may start again."""
 
     def exchange(self, lost: Address) -> Address:
         """See Spares."""
@@ -269,7 +269,7 @@ class StagedEngine:
         return StagedProgram(graphs, program, links, functools.partial(self._replaced, load))
 
     def _replaced(self, load: Callable[..., None], lost: Sequence[Stage]) -> list[WorkerLink]:
-        """Links to the workers that are left, and to spare ones for those at fault."""
+        """Links to present workers, spare ones for those at fault."""
         links = list[WorkerLink]()
         try:
             for i, link in enumerate(lost):

@@ -217,7 +217,7 @@ def test_a_client_that_leaves_frees_its_place(ray_server: Served) -> None:
     wait_for(lambda: n_running(ray_server) == 0, 15)
 
 
-def many(server: Served, alone: Served, disturb: Callable[[], None], n: int = 40) -> None:
+def many(port: int, alone: Served, disturb: Callable[[], None], n: int = 40) -> None:
     """Stream many requests, disturb in the middle, and compare all texts."""
     chunks, disturbed = 0, threading.Lock()
 
@@ -228,7 +228,7 @@ def many(server: Served, alone: Served, disturb: Callable[[], None], n: int = 40
             disturb()
 
     with concurrent.futures.ThreadPoolExecutor(n) as pool:
-        running = [pool.submit(streamed, server.port, count, seed=seed) for seed in range(n)]
+        running = [pool.submit(streamed, port, count, seed=seed) for seed in range(n)]
         texts = [one.result() for one in running]
     assert disturbed.locked(), "it was over too soon"
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -239,12 +239,12 @@ def many(server: Served, alone: Served, disturb: Callable[[], None], n: int = 40
 def test_a_replica_killed_under_many_requests_is_not_seen(ray_server: Served, alone: Served) -> None:
     before = replicas()
     assert len(before) == 2
-    many(ray_server, alone, next(iter(before.values())).kill)
+    many(ray_server.port, alone, next(iter(before.values())).kill)
     wait_for(lambda: len(replicas().keys() - before.keys()) == 1, START_S)
 
 
 def test_a_node_that_leaves_under_many_requests_is_not_seen(nodes: Nodes, ray_server: Served, alone: Served) -> None:
-    many(ray_server, alone, lambda: nodes.cluster.remove_node(nodes.worker, allow_graceful=False), 100)
+    many(ray_server.port, alone, lambda: nodes.cluster.remove_node(nodes.worker, allow_graceful=False), 100)
     assert ray_server.send("/health").status == 200
     nodes.cluster.add_node(**NODE)
     wait_for(lambda: len(replicas()) == 2, START_S)
@@ -256,7 +256,7 @@ def test_a_replica_that_hangs_is_not_seen(ray_engine: Any, ray_server: Served, a
     ray_engine._caller.silence_s = SILENCE_S
     hung = next(iter(before.values()))
     try:
-        many(ray_server, alone, hung.suspend)
+        many(ray_server.port, alone, hung.suspend)
         started = time.monotonic()
         assert completion(ray_server, max_tokens=2)
         assert time.monotonic() - started < SILENCE_S, "nothing more is sent to it"
@@ -339,7 +339,7 @@ def test_a_killed_worker_of_divided_layers_is_not_seen(nodes: Nodes, alone: Serv
         found = READY.search(lines[-1]) if lines else None
         assert found is not None, "".join(lines)
         (worker,) = actors("StageActor").values()
-        many(Served(int(found[1])), alone, worker.kill, 8)
+        many(int(found[1]), alone, worker.kill, 8)
         assert actors("StageActor").keys() - {worker.pid}
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

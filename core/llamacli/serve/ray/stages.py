@@ -46,6 +46,10 @@ class StageActor:
         return host, port
 
 
+class _NodeGoneError(ClusterError):
+    """A node that Ray still lists starts nothing."""
+
+
 @attrs.frozen(eq=False)
 class _Placed:
     """Worker that runs: its node and actor."""
@@ -69,7 +73,7 @@ class RayWorkers:
         self._load = ""
 
     def engine(self, threads: int | None, load: str) -> StagedEngine:
-        """Engine of a model that is divided among this process and the nodes of now.
+        """Engine of a model on this process and the present nodes.
 
         Raises ClusterError if there is no node beside this one, or one does not start a worker.
         """
@@ -79,7 +83,15 @@ class RayWorkers:
         nodes = _other_nodes()
         if not nodes:
             raise ClusterError("the Ray cluster has no node beside this one to divide the layers with")
-        addresses = [self._place(node) for node in nodes]
+        addresses, failed = list[Address](), list[_NodeGoneError]()
+        for node in nodes:
+            try:
+                addresses.append(self._place(node))
+            except _NodeGoneError as error:  # which Ray has not noticed yet
+                _log.warning("%s", error)
+                failed.append(error)
+        if not addresses:
+            raise failed[-1]
         return StagedEngine(addresses, self._secret, threads=threads, spares=self, load=LoadMode(load))
 
     def __len__(self) -> int:
@@ -90,16 +102,17 @@ class RayWorkers:
         """See Spares."""
         self._end(lost)
         used = [one.node for one in self._placed.values()]
-        nodes = sorted(_other_nodes(), key=used.count)
-        if not nodes:
-            raise StageError("no node of the Ray cluster is left beside this one")
-        try:
-            return self._place(nodes[0], is_shared=nodes[0] in used)
-        except ClusterError as error:
-            raise StageError(str(error)) from error
+        reason = "no node of the Ray cluster is left beside this one"
+        for node in sorted(_other_nodes(), key=used.count):
+            try:
+                return self._place(node, is_shared=node in used)
+            except ClusterError as error:
+                _log.warning("%s", error)
+                reason = str(error)
+        raise StageError(reason)
 
     def _place(self, node: str, *, is_shared: bool = False) -> Address:
-        """Address of a new worker on a node, which may share the CPUs of another."""
+        """Start a worker on a node; shared CPUs are not reserved."""
         cpus = self._cpus or _other_nodes().get(node, 1.0)
         actor = (
             ray.remote(StageActor)
@@ -116,7 +129,8 @@ class RayWorkers:
             ray.kill(actor)
             raise ClusterError(f"node {node} has not started a worker with {cpus:g} CPUs in {START_S:g} s") from None
         except ray.exceptions.RayError as error:
-            raise ClusterError(f"node {node} cannot start a worker: {reason_of(str(error))}") from error
+            kind = ClusterError if getattr(error, "actor_init_failed", False) else _NodeGoneError
+            raise kind(f"node {node} cannot start a worker: {_reason(error)}") from error
         self._placed[address] = _Placed(node, actor)
         _log.info("worker %s:%d runs on node %s with %g CPUs", *address, node, cpus)
         return address
@@ -126,12 +140,19 @@ class RayWorkers:
         try:
             ray.get(placed.actor.address.remote(), timeout=_REASON_S)
         except ray.exceptions.RayError as error:
-            _log.warning("worker %s:%d on node %s: %s", *address, placed.node, reason_of(str(error)))
+            _log.warning("worker %s:%d on node %s: %s", *address, placed.node, _reason(error))
         ray.kill(placed.actor)
 
 
+def _reason(error: Exception) -> str:
+    """Error of an actor's own code, else what Ray says last."""
+    if getattr(error, "actor_init_failed", False):
+        return reason_of(str(error))
+    return [line.strip() for line in str(error).splitlines() if line.strip()][-1]
+
+
 def _other_nodes() -> dict[str, float]:
-    """CPUs of the nodes that live, by their ids, without this process's node."""
+    """CPUs of the other nodes that live, by their ids."""
     own = ray.get_runtime_context().get_node_id()
     nodes = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]}
     return {node: cpus for node, cpus in nodes.items() if cpus > 0 and node != own}
