@@ -70,13 +70,13 @@ KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/
            tests/kernels/test_tiles.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
            tests/sampling tests/tools/test_embedding.py
 GUARDED := $(KERNELS) tests/branches tests/media tests/test_goldens.py tests/session
-# In the place of the checks "memory", which start two processes for each architecture.
-ARCHITECTURES := -k "test_architecture and (mode_auto or pieces) and not others" plugins
+# In the place of the checks "memory", which start two processes for each architecture; and every type of tensors.
+ALL := -k "(test_architecture and (mode_auto or pieces) and not others) or of_random_shapes" plugins tests/kernels/test_linear.py
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(KERNELS)
-	$(PYTEST) -p llamacli.testing.guarded --guard=end $(ARCHITECTURES)
-	$(PYTEST) -p llamacli.testing.guarded --guard=start $(ARCHITECTURES)
+	$(PYTEST) -p llamacli.testing.guarded --guard=end $(ALL)
+	$(PYTEST) -p llamacli.testing.guarded --guard=start $(ALL)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
 # Objects and memory with marks before and behind them, what is freed or new filled with bytes that no one wrote; then

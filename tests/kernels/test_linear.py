@@ -27,7 +27,10 @@ from suite import examples
 
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
 
-LEFT_TO_SLOW = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "Q2_0", "Q8_K")
+LEFT_TO_SLOW = (
+    "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q8_K", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
+    "TQ1_0", "TQ2_0", "Q2_0",
+)  # fmt: skip
 """Types like others of GGML that are tested quickly; each takes seconds to compile."""
 
 KINDS = [

@@ -31,6 +31,7 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.testing.tiny_media import drawn
 from llamacli.tools.embedding import Pooling
 from media_cases import CASES, write_mmproj, write_text
+from suite import slow_but
 
 pytestmark = pytest.mark.medium
 
@@ -342,7 +343,7 @@ def test_a_client_that_leaves_ends_the_encoding(tmp_path: Path, monkeypatch: pyt
         assert text_of(chat(server, user(ONE, "What?"))) == alone(tmp_path, "idefics3", "What?", ONE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_preempted_prompts_are_evaluated_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, name)
     plan, calls = planning.Planner.plan, itertools.count()
@@ -369,7 +370,7 @@ def test_several_choices_and_turns(tmp_path: Path) -> None:
         assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= one["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
     """Cells of a picture are shared by equal adapters only."""
     path = write(tmp_path, name)
@@ -384,7 +385,7 @@ def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
         assert [text_of(one) for one in asked] == [adapted, plain] * 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     question = "What is it? " * 8  # longer than the shortest prefix that is written
     settings: dict[str, Any] = {"prompt_cache": (str(tmp_path / "prompts"), 1 << 30)}
@@ -405,7 +406,7 @@ def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pyte
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_saved_slots_have_pictures(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     http = {"slot_folder": tmp_path}
     with serving(tmp_path, name, http=http) as server:

@@ -64,7 +64,7 @@ KV_TYPES = ["f32", "f16", "q8_0"]
 `make test-bounds` has all, between forbidden pages.
 """
 
-MAX_STARTS = 40
+MAX_STARTS = 60
 """Processes that the tests of a file may start without being slow: each takes a second or two."""
 
 STRIDE = FIFTH if PROFILE in ("quick", "test") else 1
@@ -156,10 +156,14 @@ def _is_stood_for(item: pytest.Item, params: Mapping[str, Any]) -> bool:
     file, check, kv_type = item.nodeid, params.get("check"), params.get("kv_type", KV_TYPES[0])
     if isinstance(check, Check) and check.name not in OWN:
         return check.name == "cache_types" or check.family.architecture.name not in REPRESENTATIVES.values()
-    if params.get("engine") is ReferenceEngine and not file.startswith(("tests/ops", "tests/engine")):
+    if _is_reference(params.get("engine")) and not file.startswith(("tests/ops", "tests/engine")):
         return True
     compiled = not file.startswith(("tests/kv", "tests/kernels/kv_types"))
     return compiled and kv_type not in KV_TYPES and not item.config.pluginmanager.hasplugin("llamacli.testing.guarded")
+
+
+def _is_reference(engine: object) -> bool:
+    return engine is ReferenceEngine or isinstance(engine, ReferenceEngine)
 
 
 def _quick(items: list[pytest.Item]) -> set[pytest.Item]:
