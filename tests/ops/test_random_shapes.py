@@ -27,6 +27,7 @@ WITHOUT = {
     "OneHot",
     "GridPositions",
     "Deepstack",
+    "Conv2d",
     "Received",
     "Sent",
 }

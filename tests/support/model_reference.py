@@ -36,6 +36,7 @@ _INTRODUCTION = """\
 Each was compared with llama.cpp on small random files that `tests/goldens` has the results of: logits (of encoders,
 embeddings; of rerankers, scores) in mode `fp32`, and 64 greedy tokens. "files" counts them, "NMSE" is the bound of the
 mean squared difference over the mean square, larger where llama.cpp reads GELU from a table of float16 numbers.
+`bitnet-b1.58` is a name of bitnet.cpp, not of llama.cpp; its tests compare files in I2_S with the same numbers in F32.
 Folders are those of [Hugging Face](checkpoints.md), by `architectures` in config.json.
 
 | architecture | plugin | models | files | NMSE | folders |
@@ -88,7 +89,7 @@ def page() -> str:
     """Generate docs/architectures.md."""
     version, names = peer_names()
     known = known_architectures()
-    counts = f"Of the {len(names)} names of\n{version}, {len(known)} run."
+    counts = f"Of the {len(names)} names of\n{version}, {len(known.keys() & set(names))} run."
     return _INTRODUCTION.format(counts=counts) + "\n".join([*_rows(), _REASONS + "\n".join(_reasons()), ""])
 
 
@@ -98,7 +99,8 @@ def _rows() -> Iterator[str]:
         bounds = figures[name]
         read = ", ".join(f"`{one}`" for one in sorted(classes.get(name, ())))
         link = f"[{known['plugin']}](../plugins/{known['plugin'].removeprefix('llamacli-')}/README.md)"
-        yield f"| `{name}` | {link} | {known['models']} | {len(bounds)} | {max(bounds):.0e} | {read} |"
+        bound = f"{max(bounds):.0e}" if bounds else "-"
+        yield f"| `{name}` | {link} | {known['models']} | {len(bounds)} | {bound} | {read} |"
 
 
 def _reasons() -> Iterator[str]:

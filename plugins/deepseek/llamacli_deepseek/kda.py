@@ -186,7 +186,7 @@ class KimiLinear(Decoder):
         return g.linear(g.mul(out, g.map(gate, sigmoid)), block.attn_output)
 
     def decay_and_gate(self, g: Graph, c: Any, block: Params, h: Value) -> tuple[Value, Value]:
-        """Logarithms of decays, perhaps within a bound, and the input of the gate."""
+        """Logarithms of decays, and the input of the gate."""
         decay, gate = self.inputs(g, block, h)
         decay, factors = g.add(decay, block.ssm_dt_bias), block.ssm_a.reshaped(c.n_head)
         if not c.bound:

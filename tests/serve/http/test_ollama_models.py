@@ -50,7 +50,7 @@ def server(serve, catalogue: Catalogue) -> Served:
 
 @contextlib.contextmanager
 def file_limit(n_bytes: int) -> Iterator[None]:
-    """Let no file of this process become larger, as on a full disk."""
+    """Limit the files of this process, as a full disk does."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
