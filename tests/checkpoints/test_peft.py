@@ -121,3 +121,8 @@ def test_the_base_of_the_configuration_is_found(tmp_path: Path) -> None:
     assert PeftAdapter(adapter).base is None
     assert PeftAdapter(adapter).fields["base_model_name_or_path"] == str(cases.write_checkpoint(tmp_path, "qwen2"))
     assert PeftAdapter(adapter).base == tmp_path / "qwen2"
+
+
+def test_changes_of_a_matrix_that_becomes_two(tmp_path: Path, plugins: Plugins) -> None:
+    base = cases.write_checkpoint(tmp_path, "deepseek2")
+    expect(cases.write_adapter(tmp_path, "deepseek2"), base, plugins, "kv_b_proj", "becomes several tensors")

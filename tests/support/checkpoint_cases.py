@@ -24,6 +24,11 @@ GPT4O_SPLIT = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace("{1,3}", "")
+DEEPSEEK_SPLIT = (
+    r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
@@ -81,7 +86,7 @@ def byte_characters() -> list[str]:
 
 def write_bpe(
     folder: Path,
-    split: str | None = QWEN2_SPLIT,
+    split: str | tuple[str, ...] | None = QWEN2_SPLIT,
     *,
     ignore_merges: bool = False,
     bos: bool = False,
@@ -101,8 +106,11 @@ def write_bpe(
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": split is None}
     pre = byte_level
     if split is not None:
-        isolated = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
-        pre = {"type": "Sequence", "pretokenizers": [isolated, byte_level]}
+        isolated = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in ([split] if isinstance(split, str) else split)
+        ]
+        pre = {"type": "Sequence", "pretokenizers": [*isolated, byte_level]}
     post: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     if bos:
         first = {"SpecialToken": {"id": added[0], "type_id": 0}}
@@ -306,6 +314,63 @@ def _glm_moe() -> dict[str, tuple[int, ...]]:
     return found | {f"model.layers.2.{name}.weight": shape for name, shape in head.items()}
 
 
+def _chatglm() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers, queries, keys and values in one matrix."""
+    found: dict[str, tuple[int, ...]] = {"transformer.embedding.word_embeddings.weight": (320, 64)}
+    found["transformer.rotary_pos_emb.inv_freq"] = (4,)
+    for i in range(2):
+        layer = f"transformer.encoder.layers.{i}."
+        found |= {
+            f"{layer}input_layernorm.weight": (64,), f"{layer}self_attention.query_key_value.weight": (128, 64),
+            f"{layer}self_attention.query_key_value.bias": (128,), f"{layer}self_attention.dense.weight": (64, 64),
+            f"{layer}post_attention_layernorm.weight": (64,), f"{layer}mlp.dense_h_to_4h.weight": (192, 64),
+            f"{layer}mlp.dense_4h_to_h.weight": (64, 96),
+        }  # fmt: skip
+    return found | {"transformer.encoder.final_layernorm.weight": (64,), "transformer.output_layer.weight": (320, 64)}
+
+
+def _deepseek(n_layer: int, *, rank_q: int, predicts: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes of latent attention and of experts behind a dense layer.
+
+    The last layer is for multi-token prediction if it `predicts`.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(n_layer):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        if rank_q:
+            found |= {f"{attention}q_a_proj.weight": (rank_q, 64), f"{attention}q_a_layernorm.weight": (rank_q,)}
+        found |= {
+            f"{attention}q_{'b_' if rank_q else ''}proj.weight": (4 * 24, rank_q or 64),
+            f"{attention}kv_a_proj_with_mqa.weight": (40, 64), f"{attention}kv_a_layernorm.weight": (32,),
+            f"{attention}kv_b_proj.weight": (4 * 40, 32), f"{attention}o_proj.weight": (64, 4 * 24),
+        }  # fmt: skip
+        found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
+        if i == 0:
+            found |= _network(mlp, 64, 96)
+            continue
+        found[f"{mlp}gate.weight"] = (4, 64)
+        if rank_q:
+            found[f"{mlp}gate.e_score_correction_bias"] = (4,)
+        for name in (*(f"experts.{j}" for j in range(4)), "shared_experts"):
+            found |= _network(f"{mlp}{name}.", 64, 32)
+    head = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)} if predicts else {}
+    return found | {f"model.layers.{n_layer - 1}.{name}.weight": shape for name, shape in head.items()}
+
+
+_DEEPSEEK: dict[str, Any] = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 128, "beta_fast": 32,
+                     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+_DEEPSEEK_V3 = _DEEPSEEK | {
+    "q_lora_rank": 32, "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc",
+}  # fmt: skip
+_LAYERS = r"\.layers\."
+
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
     "llama_int_theta": _case(
@@ -439,6 +504,39 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
         tensors=_glm_moe(),
     ),
+    "chatglm": _case(
+        "ChatGLMModel", "chatglm",
+        {"padded_vocab_size": 320, "ffn_hidden_size": 96, "num_layers": 2, "num_hidden_layers": 2, "seq_length": 512,
+         "kv_channels": 16, "multi_query_attention": True, "multi_query_group_num": 2, "rope_ratio": 500,
+         "layernorm_epsilon": 1.5625e-7, "add_qkv_bias": True},
+        tokenizer="chatglm", without="^(model|lm_head)", tensors=_chatglm(),
+    ),
+    "deepseek2": _case(
+        "DeepseekV2ForCausalLM", "deepseek_v2",
+        _DEEPSEEK | {"q_lora_rank": None, "scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1,
+                     "topk_group": 1, "norm_topk_prob": False, "topk_method": "greedy"},
+        tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(2, rank_q=0),
+    ),
+    "deepseek3": _case(
+        "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3,
+        tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), shards=2,
+    ),
+    "deepseek3_fp8": _case(
+        "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
+        tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
+    ),
+    "phimoe": _case(
+        "PhiMoEForCausalLM", "phimoe",
+        {"rope_theta": 1e4, "original_max_position_embeddings": 128, "sliding_window": 200, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
+         "rope_scaling": {"type": "longrope", "long_factor": [1.0 + i / 4 for i in range(8)],
+                          "short_factor": [1.0 + i / 64 for i in range(8)], "long_mscale": 1.2, "short_mscale": 1.1,
+                          "original_max_position_embeddings": 128}},
+        tokenizer="sentencepiece", biases="qkv", experts="mixtral",
+        tensors={"model.norm.bias": (64,), "lm_head.bias": (320,)}
+        | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
+           for name in ("input_layernorm", "post_attention_layernorm", "self_attn.o_proj")},
+    ),
     "gptoss": _case("GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS),
     "gptoss_mxfp4": _case(
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
@@ -478,6 +576,8 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "gpt2": {"split": None},
     "phi4": {"split": GPT4O_SPLIT, "kind": "GPT2Tokenizer"},
     "gpt4o": {"split": GPT4O_SPLIT},
+    "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
+    "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
@@ -489,6 +589,8 @@ PRE = {
     "phi4": "gpt-4o",
     "gpt4o": "gpt-4o",
     "glm": "glm4",
+    "deepseek": "deepseek-v3",
+    "chatglm": "chatglm-bpe",
 }
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
 
@@ -506,7 +608,7 @@ def shapes_of(case: Mapping[str, Any]) -> Shapes:
 
 def _float8(name: str, entry: tuple[str, tuple[int, ...], bytes]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Random float8 codes and block scales in place of a matrix."""
-    if not name.endswith("_proj.weight"):
+    if not name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
         return {name: entry}
     shape = entry[1]
     codes = np.random.RandomState(zlib.crc32(name.encode())).randint(0, 127, shape).astype(np.uint8)

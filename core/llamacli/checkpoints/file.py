@@ -79,6 +79,7 @@ class CheckpointFile:
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
         self._settings = settings_of(folder.config, checkpoint, self._config_path)
+        self._drop = checkpoint.drop(self._settings) if callable(checkpoint.drop) else checkpoint.drop
         configured = configured_keys(self._settings, checkpoint, self._config_path)
         self._scales = self._quantized()
         n_layer = configured.get(f"{checkpoint.architecture}.block_count")
@@ -162,15 +163,13 @@ class CheckpointFile:
             is_packed, mixed = originals[0] in packed, checkpoint.mixed
             shape = self._packed_shape(*originals) if is_packed else self._shape_of(originals)
             stacked = plain in stacks
-            parts = names.parts(plain)
+            parts, n_parts = names.parts(plain)
             axis = -1 if mixed and not is_packed else -2
-            if shape and len(parts) > 1 and (len(shape) < 2 or shape[axis] % len(parts)):
-                raise ModelFormatError(
-                    f"{self._where(originals[0])} has the shape {shape}, expected {len(parts)} parts"
-                )
+            if shape and n_parts > 1 and (len(shape) < 2 or shape[axis] % n_parts):
+                raise ModelFormatError(f"{self._where(originals[0])} has the shape {shape}, expected {n_parts} parts")
             shape_of_parts = list(shape)
-            if len(parts) > 1:
-                shape_of_parts[axis] //= len(parts)
+            if n_parts > 1:
+                shape_of_parts[axis] //= n_parts
             for number, part in enumerate(parts):
                 target = names.target(part, self._where(originals[0]))
                 shape_of_part = tuple(shape_of_parts)
@@ -178,14 +177,17 @@ class CheckpointFile:
                 if is_packed:
                     conversion = None
                 if conversion:
-                    shape_of_part = conversion.shape(shape_of_part, self._settings)
-                yield (
-                    target,
-                    _Source(originals, shape_of_part, stacked, number, len(parts), mixed, is_packed, conversion),
-                )
+                    shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0])
+                yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, is_packed, conversion)
         names.check()
         for target, values in checkpoint.extra(self._settings).items():
             yield target, _Source((), values.shape, values=values)
+
+    def _converted_shape(self, conversion: Conversion, shape: Shape, name: str) -> Shape:
+        try:
+            return conversion.shape(shape, self._settings)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ModelFormatError(f"{self._where(name)}: {type(error).__name__}: {error}") from error
 
     def _packed(self) -> dict[str, str]:
         """Names of scales by the names of their MXFP4 blocks."""
@@ -208,7 +210,7 @@ class CheckpointFile:
 
     def _is_left_out(self, name: str) -> bool:
         plain = name.replace("language_model.", "")
-        return bool(_SKIPPED.search(plain)) or any(re.search(pattern, name) for pattern in self._checkpoint.drop)
+        return bool(_SKIPPED.search(plain)) or any(re.search(pattern, name) for pattern in self._drop)
 
     def _where(self, name: str) -> str:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
@@ -361,12 +363,14 @@ class Names:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def parts(self, name: str) -> list[str]:
-        """Names of the parts of a tensor, or its own."""
-        for pattern, parts in self._checkpoint.split.items():
-            if re.search(pattern, name):
-                return [re.sub(pattern, part, name) for part in parts]
-        return [name]
+    def parts(self, name: str) -> tuple[list[str], int]:
+        """Names that a tensor becomes, and the number of its parts."""
+        for table in (self._checkpoint.split, self._checkpoint.whole):
+            for pattern, parts in table.items():
+                if re.search(pattern, name):
+                    n_parts = len(parts) if table is self._checkpoint.split else 1
+                    return [re.sub(pattern, part, name) for part in parts], n_parts
+        return [name], 1
 
     def target(self, name: str, where: str) -> str:
         """GGUF name of a tensor."""

@@ -39,10 +39,12 @@ class Checkpoint:
     - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
       `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
       tokenizer_config.json and config.json.
-    - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
-      in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block, where the map has none.
+    - `drop`: regexes of tensors that are not read, or a function of the fields of config.json; `rename`: regexes and
+      their replacements before names are looked up in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block,
+      where the map has none.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
+    - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
     - `extra`: tensors that are computed from the fields of config.json.
     """
@@ -54,11 +56,12 @@ class Checkpoint:
     vocabulary: tuple[str, ...] = ("bpe",)
     pre: tuple[str, ...] = ()
     tokenizer: Callable[[str, Settings, Settings], Mapping[str, Any]] = lambda kind, tokenizer, settings: {}
-    drop: tuple[str, ...] = ()
+    drop: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
     rename: tuple[tuple[str, str], ...] = ()
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     split: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     mixed: bool = False
+    whole: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
 

@@ -91,8 +91,12 @@ class PeftAdapter:
             raise ModelFormatError(f"{source}: num_hidden_layers is missing")
         names, found = Names(checkpoint, n_layer, source), dict[str, Pair]()
         for stem, (a, b) in self._matrices():
-            parts = names.parts(names.plain(f"{stem}.weight"))
-            if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(b) % len(parts):
+            parts, n_parts = names.parts(names.plain(f"{stem}.weight"))
+            if len(parts) > n_parts:
+                raise ModelFormatError(
+                    f"{self.path / _WEIGHTS}: {stem!r} becomes several tensors, and its changes cannot"
+                )
+            if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(b) % n_parts:
                 raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} is changed by {a.shape} and {b.shape}")
             for part, rows in zip(parts, np.split(b, len(parts)), strict=True):
                 target = names.target(part, f"{self.path / _WEIGHTS}: tensor {stem!r}")

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of GLM-4 (0414) and GLM-4.5 to 4.7."""
+"""Hugging Face checkpoints of ChatGLM, GLM-4 and GLM-4.5 to 4.7."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,10 +33,37 @@ def _special(**names: str) -> Callable[[str, Settings, Settings], dict[str, Any]
     return keys
 
 
+def _old_rope_dims(settings: Settings) -> int:
+    width = settings.get("attention_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    return int(width * rope_of(settings).get("partial_rotary_factor", 0.5))
+
+
+def _old_special(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    names = dict.fromkeys(("eos", "unk"), "<|endoftext|>") | {"eot": "<|user|>"}
+    return _special(**names)(kind, tokenizer, settings) | {"tokenizer.ggml.add_bos_token": False}
+
+
 _DENSE = dict.fromkeys(("eos", "unk", "bos"), "<|endoftext|>") | {"eot": "<|user|>"}
 _MIXTURE = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
 
 CHECKPOINTS = (
+    Checkpoint(
+        "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        {
+            "context_length": lambda settings: settings.get("seq_length", settings["hidden_size"]),
+            "feed_forward_length": lambda settings: settings.get("ffn_hidden_size", 4 * settings["hidden_size"]),
+            "attention.head_count_kv": lambda settings: settings.get(
+                "multi_query_group_num", settings["num_attention_heads"]
+            ),
+            "attention.layer_norm_rms_epsilon": lambda settings: float(settings.get("layernorm_epsilon", 1e-5)),
+            "attention.layer_norm_epsilon": None,
+            "rope.dimension_count": _old_rope_dims,
+            "rope.freq_base": lambda settings: float(10000 * settings.get("rope_ratio", 1)),
+        },
+        {"vocab_size": lambda settings: settings["padded_vocab_size"]},
+        pre=("chatglm-bpe", "glm4"), tokenizer=_old_special, drop=(r"\.rotary_pos_emb\.inv_freq$",),
+        rename=((r"^transformer\.", ""),),
+    ),
     Checkpoint(
         "glm4", ("Glm4ForCausalLM",), {"rope.dimension_count": _rope_dims},
         {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131072, "head_dim": 128,

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Phi-2, Phi-3, Phi-3.5 and Phi-4."""
+"""Hugging Face checkpoints of Phi-2, Phi-3, Phi-3.5, its mixture and Phi-4."""
 
 import math
 from collections.abc import Callable
@@ -65,18 +65,21 @@ CHECKPOINTS = (
         _SHARED | {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "max_position_embeddings": 2048},
         pre=("gpt-2",), tokenizer=_gpt2,
     ),
-    Checkpoint(
-        "phi3", ("Phi3ForCausalLM",),
-        {
-            "rope.dimension_count": _rope_dims, "rope.scaling.original_context_length": _original,
-            "rope.scaling.attn_factor": _attention_factor, "rope.scaling.type": None,
-            "attention.sliding_window": lambda settings: settings.get("sliding_window") or 0,
-            "attention.key_length": None, "attention.value_length": None,
-        },
-        _SHARED | {
-            "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
-        },
-        ("sentencepiece", "bpe"), pre=("gpt-4o", "dbrx", "gpt-2"), extra=_factors,
+    *(
+        Checkpoint(
+            architecture, (kind,),
+            {
+                "rope.dimension_count": _rope_dims, "rope.scaling.original_context_length": _original,
+                "rope.scaling.attn_factor": _attention_factor, "rope.scaling.type": None,
+                "attention.sliding_window": lambda settings: settings.get("sliding_window") or 0,
+                "attention.key_length": None, "attention.value_length": None,
+            },
+            _SHARED | {
+                "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+            },
+            ("sentencepiece", "bpe"), pre=("gpt-4o", "dbrx", "gpt-2"), extra=_factors,
+        )
+        for architecture, kind in (("phi3", "Phi3ForCausalLM"), ("phimoe", "PhiMoEForCausalLM"))
     ),
 )  # fmt: skip
 
