@@ -183,7 +183,7 @@ class BatchRun:
         self.failed += failed
         self.completed += not failed
 
-    async def write(self, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    async def write(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Call a method of the store, again while the store is full."""
         while True:
             try:

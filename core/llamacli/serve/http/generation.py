@@ -74,9 +74,10 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         prompts = [*(("", keys) for keys in embedded), *prompts]
         if has_pictures(request.prompt):
             _expect_text_only(request)
-            flags = {"add_special": request.add_special_tokens is not False,
-                     "parse_special": bool(request.parse_special)}  # fmt: skip
-            keys, contents, tiles = await pictured_prompt(call, request.prompt, model, info, **flags)
+            keys, contents, tiles = await pictured_prompt(
+                call, request.prompt, model, info,
+                add_special=request.add_special_tokens is not False, parse_special=bool(request.parse_special),
+            )  # fmt: skip
             prompts = [("", keys)]
     wants_ids = isinstance(request, CompletionRequest) and request.return_token_ids
     n_probs = max(1, n_top) if n_top is not None else int(bool(wants_ids))

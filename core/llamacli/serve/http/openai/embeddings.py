@@ -133,7 +133,7 @@ async def seen_inputs(
             tiles |= more
             prompts.append(keys)
         elif not isinstance(item, int):
-            prompts += await call.compute(encoded_inputs, item, model, info, None)
+            prompts += await call.compute(encoded_inputs, [item], model, info, None)
     return prompts, contents, tiles
 
 
