@@ -121,7 +121,7 @@ def test_conversation_depends_on_seed_only(seed: int) -> None:
 
 @given(seeds)
 def test_users_and_model_take_turns(seed: int) -> None:
-    messages = chats.converse(seed)
+    messages = chats.converse(seed) + [m for m in chats.converse_on(seed) if m.role != "system"]
     roles = [message.role for message in messages if message.role != "system"]
     assert roles == ["user", "assistant"] * (len(roles) // 2)
     assert "system" not in [message.role for message in messages[1:]]
@@ -167,6 +167,16 @@ def test_every_plot_has_answers_for_all_of_its_lines() -> None:
         for beat in ("problem", "turn", "end"):
             assert len(grammar.lines(answers[beat])) in (1, len(grammar.lines(grammar.PLOTS[name][beat])))
         assert all(chats.fields(line)[0] in chats.HELPERS for line in grammar.lines(answers["turn"]))
+
+
+@given(seeds)
+def test_further_stories_are_as_asked_for(seed: int) -> None:
+    messages = chats.converse_on(seed)
+    stories = [i for i, message in enumerate(messages) if len(message.content.split()) > score.LONGEST_ANSWER]
+    assert 2 <= len(stories) <= 4
+    for i in stories[1:]:
+        for kind in score.kinds().findall(messages[i - 1].content.lower()):
+            assert kind in messages[i].content
 
 
 def test_score_asks_all_short_answers() -> None:

@@ -1,7 +1,8 @@
 """Chat grammar: generates conversations about stories of stories.py.
 
-`converse(seed)` is deterministic. The user asks for a story and then about it; the answers come from the story's cast
-and from the lines that it was told with. Before and after there is other talk.
+`converse(seed)` and `converse_on(seed)` are deterministic. The user asks for a story and then about it, in
+`converse_on` for further ones as well; the answers come from the latest story's cast and from the lines that it was
+told with. Before and after there is other talk.
 
 Templates are those of stories.py. Besides the cast they name facts: `{home_site}` where the hero lives, `{scene}` where
 the story happens, `{problem}` and the other answers of grammar/chats/answers.toml, and so on (see `Telling.facts`). A
@@ -203,8 +204,18 @@ class Chat:
                 if self.rng.random() < 0.06:
                     self.talk(self.rng.choice(["other", "other", "animal", "thanks", "self", "able"]))
         if self.rng.random() < 0.12:
-            block = PHRASES["questions"]["praise"]
-            self.exchange(block["asks"], self.telling.say(block["answers"]))
+            self.praise()
+
+    def praise(self) -> None:
+        """Add a word about the story, and the offer of another."""
+        block = PHRASES["questions"]["praise"]
+        self.exchange(block["asks"], self.telling.say(block["answers"]))
+
+    def tell_next(self, telling: Telling) -> None:
+        """Add a request for another story, and the story."""
+        offered = self.messages[-1].content.endswith(("another one?", "tell you one?"))
+        self.telling = telling
+        self.tell(PHRASES["yes" if offered and self.rng.random() < 0.4 else "further"])
 
 
 RARE = {"is_other", "other_home", "is_kind", "more", "summary", "happy"}
@@ -251,6 +262,24 @@ def converse(seed: int) -> list[Message]:
         chat.ask(rng.randint(1, 5))
     if rng.random() < 0.25:
         chat.talk(rng.choice(["thanks", "thanks", "bye"]))
+    return chat.messages
+
+
+def converse_on(seed: int) -> list[Message]:
+    """Generate a conversation with two to four stories."""
+    rng = random.Random(f"series {seed}")
+    chat = Chat(telling_of(f"series {seed}", rng), rng)
+    if rng.random() < 0.3:
+        chat.messages.append(Message("system", chat.telling.say(PHRASES["systems"])))
+    if rng.random() < 0.15:
+        chat.talk(rng.choice(["hello", "able", "other"]))
+    chat.tell(PHRASES["requests"])
+    for n in range(rng.choice([1, 2, 2, 2, 3])):
+        chat.ask(rng.choice([0, 0, 0, 1, 1, 2, 4]))
+        if rng.random() < 0.15:
+            chat.praise()
+        chat.tell_next(telling_of(f"series {seed} {n}", rng))
+    chat.ask(rng.choice([0, 1, 2, 3, 5]))
     return chat.messages
 
 

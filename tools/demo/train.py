@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from chats import Message, converse
+from chats import Message, converse, converse_on
 from stories import generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, distributed, nn
@@ -43,6 +43,7 @@ CHAT_TEMPLATE = """\
 """
 HELD_OUT = range(10_000_000, 10_000_128)  # seeds of the validation texts
 
+OPENING = 24  # tokens of a story in a conversation that count as much as answers: most name the hero
 SHORT_REPLY = 70  # tokens of an answer; replies that are longer are stories
 ANSWER_WEIGHT = 3.0  # of a token of an answer, where one of a story has 1
 CHATS_KEPT = 0.57  # part of the conversations that is trained on: those with the most answers
@@ -68,6 +69,7 @@ class Config:
     norm_eps: float = 1e-5
     n_stories: int = 60_000
     n_chats: int = 32_000
+    n_series: int = 8_000
     stories_per_chat: float = 0.25
     batch: int = 4  # rows of each process
     learning_rate: float = 2.5e-3
@@ -122,10 +124,8 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention without a fused kernel, which is slower at this size."""
-    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)
-    future = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype).triu(1)
-    return (scores + future).softmax(-1, dtype=v.dtype) @ v
+    """Causal attention."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Llama(nn.Module):
@@ -188,7 +188,8 @@ def story_rows(tokenizer: Tokenizer, texts: list[str]) -> list[Row]:
 def chat_rows(tokenizer: Tokenizer, chats: list[list[Message]], n_ctx: int) -> list[Row]:
     """Encode conversations as CHAT_TEMPLATE renders them; replies are learned.
 
-    Those longer than `n_ctx` tokens are left out.
+    Of those longer than `n_ctx` tokens the oldest turns are left out, as `llamacli run` does, and the answers about
+    their stories are not learned.
     """
     vocabulary = tokenizer.get_vocab()
     start, end = (vocabulary[token] for token in CHAT_TOKENS)
@@ -197,16 +198,28 @@ def chat_rows(tokenizer: Tokenizer, chats: list[list[Message]], n_ctx: int) -> l
     newline, n_header = ids["\n"], len(ids["assistant\n"])
     rows = []
     for chat in chats:
-        tokens, weights = [BEGIN], [0.0]
+        turns: list[Row] = [([BEGIN], [0.0])]  # what comes before the first request, then each request with its reply
         for message in chat:
             text = ids[f"{message.role}\n{message.content}"]
             n_reply = len(text) - n_header + 1 if message.role == "assistant" else 0
-            weight = ANSWER_WEIGHT if n_reply <= SHORT_REPLY else 1.0
-            tokens += [start, *text, end, *newline]
-            weights += [0.0] * (len(text) + 2 - n_reply) + [weight] * n_reply + [0.0] * len(newline)
-        if len(tokens) <= n_ctx:
-            rows.append((tokens, weights))
+            n_heavy = min(n_reply, OPENING) if n_reply > SHORT_REPLY else n_reply
+            if message.role == "user":
+                turns.append(([], []))
+            turns[-1][0].extend([start, *text, end, *newline])
+            turns[-1][1].extend([0.0] * (len(text) + 2 - n_reply) + [ANSWER_WEIGHT] * n_heavy)
+            turns[-1][1].extend([1.0] * (n_reply - n_heavy) + [0.0] * len(newline))
+        rows.append(trimmed(turns, n_ctx))
     return rows
+
+
+def trimmed(turns: list[Row], n_ctx: int) -> Row:
+    """Join the first turn and the latest that fit into `n_ctx` tokens."""
+    first, *rest = turns
+    while len(first[0]) + sum(len(tokens) for tokens, _ in rest) > n_ctx:
+        del rest[0]
+    story = next((i for i, (_, weights) in enumerate(rest) if 1.0 in weights), 0) if len(rest) < len(turns) - 1 else 0
+    rest[:story] = [(tokens, [0.0] * len(tokens)) for tokens, _ in rest[:story]]
+    return [i for row in (first, *rest) for i in row[0]], [w for row in (first, *rest) for w in row[1]]
 
 
 def share_of_answers(row: Row) -> float:
@@ -234,10 +247,10 @@ def batches(rows: list[Row], size: int, seed: int) -> Iterator[tuple[Tensor, Ten
             yield inputs[:, :-1], inputs[:, 1:], torch.from_numpy(weights)[:, 1:]
 
 
-def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, weights: Tensor, *, half: bool = False) -> Tensor:
     """Weighted mean of the cross entropy in nats per token."""
     learned = weights > 0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         logits = model(inputs, learned)
     losses = functional.cross_entropy(logits.float(), targets[learned], reduction="none")
     return (losses * weights[learned]).sum() / weights.sum()
@@ -269,32 +282,40 @@ def train_share(
     """Train on one process's share of each batch.
 
     Matrices are trained by Muon (https://kellerjordan.github.io/posts/muon/), embedding and norms by AdamW, with warmup
-    and cosine decay. The first process writes `options.f32` every 100 steps, and the trained weights to `shared`.
+    and cosine decay. The first process writes a file named after `options.f32` and the step every 100 steps, and the
+    trained weights to `shared`.
     """
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=options.processes)
     model = Llama(c)
     model.load_state_dict(shared.state_dict())
-    for i in range(c.n_layer):
-        model.blk[i].compile(dynamic=True)
+    if not options.eager:
+        for i in range(c.n_layer):
+            model.blk[i].compile(dynamic=True)
     parallel = DistributedDataParallel(model)
     matrices = [p for p in model.blk.parameters() if p.dim() == 2]
     others = [model.token_embd.weight, *(p for p in model.parameters() if p.dim() == 1)]
-    optimizers = [
-        torch.optim.Muon(matrices, learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(others, learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(matrices, learning_rate, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+        if options.eager  # Muon's products are in bfloat16, which few CPUs have
+        else torch.optim.Muon(matrices, learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
     ]
     size = c.batch * options.processes
     steps = len(rows) // size
     start = time.perf_counter()
     tokens = 0
     for step, (inputs, targets, weights) in enumerate(batches(rows[: steps * size], size, seed=1)):
-        cosine = 0.5 + 0.5 * math.cos(math.pi * step / steps)
+        seconds = time.perf_counter() - start
+        done = max(step / steps, seconds / (60 * options.minutes))
+        if done >= 1:
+            break
+        cosine = 0.5 + 0.5 * math.cos(math.pi * done)
         for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = learning_rate * min((step + 1) / c.warmup, cosine)
+            optimizer.param_groups[0]["lr"] = learning_rate * min((step + 1) / min(c.warmup, steps // 10), cosine)
         share = slice(rank, None, options.processes)
-        loss = loss_of(parallel, inputs[share], targets[share], weights[share])
+        loss = loss_of(parallel, inputs[share], targets[share], weights[share], half=not options.eager)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -302,10 +323,10 @@ def train_share(
             optimizer.zero_grad()
         tokens += inputs.numel()
         if rank == 0 and (step % 100 == 0 or step == steps - 1):
-            seconds = time.perf_counter() - start
             print(f"step {step}/{steps} loss {loss.item():.4f} tokens {tokens} seconds {seconds:.0f}", flush=True)
             if options.f32:
-                export(model, Tokenizer.from_str(tokenizer), c, options.f32, gguf.GGMLQuantizationType.F32)
+                path = options.f32.with_stem(f"{options.f32.stem}-{step}")
+                export(model, Tokenizer.from_str(tokenizer), c, path, gguf.GGMLQuantizationType.F32)
     if rank == 0:
         shared.load_state_dict(model.state_dict())
     distributed.destroy_process_group()
@@ -402,12 +423,19 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
     parser.add_argument("--f32", type=Path, help="write the model in F32 as well, to compare exactly")
     parser.add_argument("--stories", type=int, default=Config.n_stories, help="how many stories to train on")
-    parser.add_argument("--chats", type=int, default=Config.n_chats, help="how many conversations to train on")
+    parser.add_argument("--chats", type=int, default=Config.n_chats, help="how many conversations to generate")
+    parser.add_argument("--series", type=int, default=Config.n_series, help="how many with several stories")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first conversation")
+    parser.add_argument("--rate", type=float, default=Config.learning_rate_chats, help="learning rate of conversations")
     parser.add_argument("--start", type=Path, help="model file to start from, without training on stories alone")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop training after so many minutes")
+    parser.add_argument("--eager", action="store_true", help="in F32 and without a compiler: best of few steps")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
 
-    config = Config(n_stories=options.stories, n_chats=options.chats)
+    config = Config(
+        n_stories=options.stories, n_chats=options.chats, n_series=options.series, learning_rate_chats=options.rate
+    )
     torch.manual_seed(1)
     model = Llama(config)
     if options.start:
@@ -418,13 +446,17 @@ def main() -> None:
         train(model, tokenizer, story_rows(tokenizer, texts), config.learning_rate, config, options)
     n_plain = int(config.n_chats * config.stories_per_chat)
     with multiprocessing.Pool(options.processes) as pool:
-        plain = pool.map(text_of, range(config.n_stories, config.n_stories + n_plain), 64)
-        chats = pool.map(converse, range(config.n_chats), 64)
+        first = config.n_stories + options.first
+        plain = pool.map(text_of, range(first, first + n_plain), 64)
+        chats = pool.map(converse, range(options.first, options.first + config.n_chats), 64)
+        series = pool.map(converse_on, range(options.first, options.first + config.n_series), 64)
     dialogues = sorted(chat_rows(tokenizer, chats, config.n_ctx), key=share_of_answers, reverse=True)
     rows = story_rows(tokenizer, plain) + dialogues[: int(CHATS_KEPT * len(dialogues))]
+    rows += chat_rows(tokenizer, series, config.n_ctx)
     held_out = {
         "stories": story_rows(tokenizer, [text_of(seed) for seed in HELD_OUT]),
         "chats": chat_rows(tokenizer, [converse(seed) for seed in HELD_OUT], config.n_ctx),
+        "series": chat_rows(tokenizer, [converse_on(seed) for seed in HELD_OUT], config.n_ctx),
     }
     print(
         f"{sum(p.numel() for p in model.parameters())} parameters, {sum(len(row[0]) for row in rows)} tokens,"
