@@ -95,7 +95,7 @@ def test_server_takes_them_too(invoke) -> None:
 
 def test_options_that_would_change_results_are_errors(run) -> None:
     assert run("m", "--keep", "2")[0].startswith("--keep is an option of llama.cpp; here: use --context-shift")
-    assert run("m", "--audio", "x.wav")[0].endswith("llama.cpp; here: models read no audio.")
+    assert run("m", "--mmproj-url", "x")[0].endswith("llama.cpp; here: use --mmproj.")
     assert run("m", "--num-ctx", "2")[0] == "--num-ctx is an option of other programs; here: use --ctx-size."
 
 

@@ -45,7 +45,7 @@ def random_tensors(rng: Random) -> list[Tensor]:
     The last one ends without padding at any alignment.
     """
     tensors = []
-    for i, fmt in enumerate(FORMATS.values()):
+    for i, fmt in enumerate(FORMATS[type_] for type_ in TensorType):
         ne = [int(rng.integers(1, 5)) * fmt.block_size, *map(int, rng.integers(1, 6, rng.integers(0, 4)))]
         tensors.append(Tensor(f"my_tensor_{i}", ne, fmt.type))
     return [*tensors, Tensor("my_last_tensor", [32, 3], TensorType.I8)]
@@ -187,7 +187,7 @@ def test_valid_file_is_read(name: str, rng: Random, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HEADERS_ACCEPTED)
 def test_valid_header_with_missing_data_is_rejected(name: str, rng: Random, tmp_path: Path) -> None:
     content = HEADERS_ACCEPTED[name](rng)
-    assert len(parse_header(content, "header").tensors) == len(FORMATS) + 1
+    assert len(parse_header(content, "header").tensors) == len(TensorType) + 1
     path = tmp_path / "no data.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelFormatError, match="my_tensor_0"):

@@ -27,7 +27,6 @@ WITHOUT = {
     "OneHot",
     "GridPositions",
     "Deepstack",
-    "Conv2d",
     "Received",
     "Sent",
 }

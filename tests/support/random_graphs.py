@@ -365,6 +365,15 @@ def _short_conv_of_numbers(d: Draft) -> None:
     d.graph.short_conv(d.x(d.width()), d.pick((1.0, -1.0), (1.0, 0.0), (0.5, 0.0, 2.0)))
 
 
+@maker(_op("Conv2d"), "any")
+def _conv_2d(d: Draft) -> None:
+    strides, freqs, n_in = (d.choose(1, 2), d.choose(1, 3)), d.choose(1, 7), d.choose(1, 9)
+    times, taps = strides[0] * d.choose(1, 3), (d.pick(1, 3, 5), d.pick(1, 3, 5))
+    param = d.param(16 * d.choose(1, 3), n_in * taps[0] * taps[1], bias=d.pick(False, True))
+    x, first = d.x(times * freqs * n_in, even=True), d.pick(False, True)
+    d.graph.conv_2d(x, param, (times, freqs), 99, kernel=taps, stride=strides, channels_first=first)
+
+
 def _linear_state(make: Callable[[Draft, "_Heads"], object], *, one: bool = False) -> Maker:
     def record(d: Draft) -> None:
         n_head = 1 if one else d.choose(1, 4)

@@ -56,7 +56,6 @@ _WITHOUT_EFFECT = {
 """Options by reason; `=` follows an option with a value, `?` an option that may have one."""
 
 _REFUSED = {
-    "models read no audio": "--audio",
     "use --mmproj": "-mmu --mmproj-url",
     "use --override-kv {arch}.rope.scaling.attn_factor=float:N": "--yarn-attn-factor",
     "it is 1 for YaRN and 0 for other methods": "--yarn-ext-factor",

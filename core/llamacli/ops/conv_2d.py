@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from llamacli.kernels.layout import LANES, ROW, RUN, record
-from llamacli.ops.base import Op, Recorder, expect, param_of
+from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
 from llamacli.ops.lowering import Array as Buffer
 from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
@@ -106,6 +106,12 @@ class Conv2d(Op):
                 at(out)[rows.first : rows.stop, : out.width] = turned.swapaxes(2, 3).reshape(-1, out.width)
 
             to.host_step(turn, [target], [out])
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        yield conv_2d(g, x, param("conv1d", 32, 3 * x.width // 2, bias=True), (2, 1), 99, kernel=(3, 1))
+        weight = param("conv2d", 16, 9 * x.width // 16)
+        yield conv_2d(g, x, weight, (4, 4), 99, stride=(2, 2), channels_first=True)
 
 
 def conv_2d(
