@@ -8,7 +8,8 @@ import pytest
 
 from llamacli import MediaError
 from llamacli.media import sound
-from llamacli.media.sound import SAMPLE_RATE, Sound, data_of_base64, log_mel, resampled
+from llamacli.media.files import data_of_base64
+from llamacli.media.sound import SAMPLE_RATE, Sound, log_mel, resampled
 from sound_cases import tone, wav
 
 
@@ -121,11 +122,11 @@ def test_flac_with_its_library(tmp_path: Path) -> None:
 
 
 def test_base64() -> None:
-    assert data_of_base64("YWJj") == b"abc"
+    assert data_of_base64("YWJj", 6, "sound") == b"abc"
     with pytest.raises(MediaError, match="its data is not base64"):
-        data_of_base64("a b")
+        data_of_base64("a b", 6, "sound")
     with pytest.raises(MediaError, match="12 bytes are more than the 6 of sound"):
-        data_of_base64("YWJj" * 4, 6)
+        data_of_base64("YWJj" * 4, 6, "sound")
 
 
 def test_frames_of_the_spectrogram() -> None:

@@ -45,8 +45,9 @@ from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
 from llamacli.inputs import Inputs
 from llamacli.media.encoder import LoadedEncoder, Medium
+from llamacli.media.files import data_of_base64
 from llamacli.media.pictures import Picture, data_of_uri
-from llamacli.media.sound import Sound, data_of_base64
+from llamacli.media.sound import MAX_BYTES, Sound
 from llamacli.sampling import Candidates, SamplerChain, SamplingParams, build_chain
 from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
@@ -450,7 +451,9 @@ def _seen(content: Sequence[Any], path: str) -> list[str | Medium]:
                 raise InvalidRequestError(f"{path}[{i}].{kind}.{_MEDIA[kind]} must be a text, not {data!r}")
             try:
                 is_picture = kind == "image_url"
-                parts.append(Picture.of(data_of_uri(data)) if is_picture else Sound.of(data_of_base64(data)))
+                parts.append(
+                    Picture.of(data_of_uri(data)) if is_picture else Sound.of(data_of_base64(data, MAX_BYTES, "sound"))
+                )
             except MediaError as error:
                 raise MediaError(f"{path}[{i}].{kind}: {error}") from None
         else:

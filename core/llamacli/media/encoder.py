@@ -32,8 +32,9 @@ from llamacli.hub.repositories import is_encoder
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
+from llamacli.media.files import digest
 from llamacli.media.pictures import Picture, Pixels, unfolded
-from llamacli.media.sound import Mel, Samples, Sound, digest
+from llamacli.media.sound import Mel, Samples, Sound
 from llamacli.quantization import TensorType, dequantize
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.locking import fork_safe
@@ -47,7 +48,7 @@ LAYOUT_BYTES = 64 << 20
 """Size limit of the tiles of files that an encoder keeps, in bytes."""
 
 Medium = Picture | Sound
-"""What encoders read."""
+"""Media that encoders read."""
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
@@ -76,7 +77,7 @@ class MediaEncoder(Architecture):
     """Name of a tensor, float32 (n_embd_text,): the embedding between two rows of tokens of a tile."""
 
     medium: type[Medium] = Picture
-    """What it reads."""
+    """Class of the media that it reads."""
 
     def configure_file(self, file: ModelFile) -> Any:
         """Hyperparameters of a file, by default from `configure`.

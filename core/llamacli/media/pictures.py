@@ -8,10 +8,8 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import MediaError
-from llamacli.media.sound import data_of_base64, read_limited
+from llamacli.media.files import data_of_base64, read_media
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of a picture in RGB, uint8 [height, width, 3]."""
@@ -67,15 +65,9 @@ class Picture:
         if isinstance(given, pillow.Image):
             _expect_size(given.size, "the image")
             return cls(_rgb(pillow, given, "the image"), _png(given))
-        if isinstance(given, str | os.PathLike):
-            name, source = os.fspath(given), read_limited(Path(given), MAX_BYTES, "picture")
-        elif isinstance(given, bytes | bytearray | memoryview):
-            name, source = "the picture", bytes(given)
-        else:
-            raise MediaError(f"a picture is a path, bytes, a Pillow image or an array, not {type(given).__name__}")
-        if len(source) > MAX_BYTES:
-            raise MediaError(f"{name}: {len(source)} bytes are more than the {MAX_BYTES} of a picture")
-        return cls(_decoded(pillow, source, str(name)), source)
+        kinds = "a path, bytes, a Pillow image or an array"
+        name, source = read_media(given, MAX_BYTES, "a picture", kinds)
+        return cls(_decoded(pillow, source, name), source)
 
 
 def resized(pixels: Pixels, width: int, height: int, method: str) -> Pixels:

@@ -5,16 +5,11 @@ The spectrograms are Whisper's (Radford et al. 2022, arXiv:2212.04356).
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
-import hashlib
 import io
 import math
-import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import MediaError
+from llamacli.media.files import read_media
 
 Samples = npt.NDArray[np.float32]
 """Samples of one channel, float32 [n] from -1 to 1."""
@@ -72,42 +68,8 @@ class Sound:
                 raise MediaError(f"an array of sound is floats [n], not {given.dtype} {list(given.shape)}")
             samples = _checked(given.astype(np.float32), SAMPLE_RATE, "the array")
             return cls(samples, _wav(samples))
-        if isinstance(given, str | os.PathLike):
-            name, source = os.fspath(given), read_limited(Path(given), MAX_BYTES, "sound")
-        elif isinstance(given, bytes | bytearray | memoryview):
-            name, source = "the sound", bytes(given)
-        else:
-            raise MediaError(f"sound is a path, bytes of a file or an array, not {type(given).__name__}")
-        if len(source) > MAX_BYTES:
-            raise MediaError(f"{name}: {len(source)} bytes are more than the {MAX_BYTES} of sound")
-        return cls(_decoded(source, str(name)), source)
-
-
-def read_limited(path: Path, limit: int, kind: str) -> bytes:
-    """Read at most `limit` + 1 bytes of a file.
-
-    `kind` names the medium. Raises MediaError.
-    """
-    try:
-        if not path.is_file():
-            raise MediaError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        with path.open("rb") as file:
-            return file.read(limit + 1)
-    except OSError as error:
-        raise MediaError(f"{path}: cannot read the {kind}: {error.strerror}") from None
-
-
-def data_of_base64(text: str, limit: int = MAX_BYTES, kind: str = "sound", name: str = "its data") -> bytes:
-    """Bytes of a text in base64.
-
-    Raises MediaError for another text, and for more than `limit`.
-    """
-    if len(text) > limit * 4 // 3 + 4:
-        raise MediaError(f"{len(text) * 3 // 4} bytes are more than the {limit} of {kind}")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"{name} is not base64: {error}") from None
+        name, source = read_media(given, MAX_BYTES, "sound", "a path, bytes of a file or an array")
+        return cls(_decoded(source, name), source)
 
 
 def log_mel(samples: Samples, n_mel: int) -> Mel:
@@ -165,11 +127,6 @@ def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
             some = at[start : start + 4096]
             out[some] = windows[whole[some] + 1] @ (kernel / kernel.sum())
     return out
-
-
-def digest(array: npt.NDArray[Any]) -> bytes:
-    """Digest of a tile's shape and bytes."""
-    return hashlib.blake2b(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes(), digest_size=32).digest()
 
 
 def _decoded(source: bytes, name: str) -> Samples:

@@ -57,7 +57,7 @@ class Voxtral(SoundEncoder):
         """The sound, filled up with silence, behind its token."""
         n = SECONDS * SAMPLE_RATE
         mel = log_mel(np.pad(samples, (0, -len(samples) % n)), config.n_mel)
-        return ["[BEGIN_AUDIO]", *np.split(mel, len(samples) // -n * -1)]
+        return ["[BEGIN_AUDIO]", *np.split(mel, -(-len(samples) // n))]
 
 
 @hookimpl

@@ -39,11 +39,11 @@ class TranscriptionRequest(Schema, kw_only=True):
 
 async def transcriptions(call: Call) -> None:
     """Write down the speech of a file."""
-    limit, kept = min(MAX_BYTES, call.settings.max_body), list[bytes]()
+    limit, kept = min(MAX_BYTES, call.settings.max_body), bytearray()
 
     async def keep(_: int, part: bytes) -> None:
-        kept.append(part)
-        if sum(map(len, kept)) > limit:
+        kept.extend(part)
+        if len(kept) > limit:
             raise BodyTooLargeError(f"file: it is larger than the limit of {limit} bytes")
 
     form, _ = await received(call, keep)
@@ -54,7 +54,7 @@ async def transcriptions(call: Call) -> None:
     if not info.hears:
         raise BadRequestError("file: not supported, this model has no encoder of sound", "file", "unsupported_content")
     prompt = (request.prompt or PROMPT) + (f" (language: {request.language})" if request.language else "")
-    data = base64.b64encode(b"".join(kept)).decode()
+    data = base64.b64encode(kept).decode()
     parts: list[ContentPart] = [
         ContentPart(type="text", text=prompt),
         ForeignPart(type="input_audio", input_audio=InputAudio(data=data), place="file"),
