@@ -43,6 +43,15 @@ def test_objects_of_others_are_unknown(kind, owner) -> None:
     assert store.get("response", "resp_1", None).owner == "anna"
 
 
+def test_items_with_the_same_id_are_a_mistake_of_the_request() -> None:
+    store = Store()
+    with pytest.raises(InvalidRequestError, match="two items have the same id"):
+        store.add("conversation", "anna", {"id": "conv_1"}, items=[{"id": "a"}, {"id": "a"}])
+    with pytest.raises(UnknownObjectError):
+        store.get("conversation", "conv_1", "anna")
+    store.close()
+
+
 def test_pages() -> None:
     store = Store()
     for i in range(5):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import attrs
 
-from llamacli.errors import InvalidRequestError, ModelFormatError
+from llamacli.errors import InvalidRequestError, LlamaCliError, ModelFormatError
 from llamacli.serve.errors import StorageFullError, StoreError, UnknownObjectError
 from llamacli.util.files import make_own_folder
 from llamacli.util.locking import locked
@@ -411,6 +411,8 @@ class Store:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except LlamaCliError:  # some are ValueError too
+            raise
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise StorageFullError("the disk of the store is full") from None
