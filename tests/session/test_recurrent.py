@@ -11,6 +11,7 @@ from llamacli.engine import batching
 from llamacli.generation.stream import eval_batch
 from llamacli.kv import pool as kv_pool
 from sessions import LONG, fresh
+from suite import slow_but
 
 TOKENS = LONG[:90]
 
@@ -53,7 +54,7 @@ def test_batches_of_a_long_prompt_hand_the_state_on(hybrid: Model, monkeypatch: 
     np.testing.assert_array_equal(session.logits, whole)
 
 
-@pytest.mark.parametrize("n", [0, 1, 12, 17, 24, 27, 30])
+@pytest.mark.parametrize("n", slow_but([0, 1, 12, 17, 24, 27, 30], sorted({*range(0, 31, 3), 1, 17})))
 def test_rewind_gives_what_a_new_session_gives(hybrid: Model, n: int) -> None:
     session = hybrid.create_session()
     session.eval(TOKENS[:12])
