@@ -54,7 +54,8 @@ def stays_on_disk(load: LoadMode, need: Need, path: Path, *, can_map: bool) -> b
     that there is. What is not free then may become so, and a warning has the numbers.
     """
     if load is LoadMode.MAP and not can_map:
-        raise InvalidRequestError(f"{path}: load 'map' needs compiled kernels and packed copies, which Windows has not")
+        reason = "there are none on Windows and with NUMBA_DISABLE_JIT"
+        raise InvalidRequestError(f"{path}: load 'map' needs packed copies, and {reason}")
     free = available_memory()
     if load is LoadMode.MAP or free is None or fits(need.n_bytes, free):
         return load is LoadMode.MAP
