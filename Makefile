@@ -69,13 +69,14 @@ day: $(VENV)/.installed-test
 KERNELS := tests/ops tests/engine tests/kernels/test_attention.py tests/kernels/test_cached.py tests/kernels/test_linear.py \
            tests/kernels/test_tiles.py tests/kernels/test_encoding.py tests/kernels/test_sampling_kernels.py tests/kernels/kv_types tests/kv \
            tests/sampling tests/tools/test_embedding.py
-GUARDED := $(KERNELS) tests/branches tests/media tests/test_goldens.py tests/session
+GUARDED := $(KERNELS) tests/branches tests/media tests/session plugins
 # In the place of the checks "memory", which start two processes for each architecture; and every type of tensors.
 ALL := -k "(test_architecture and (mode_auto or pieces) and not others) or of_random_shapes" plugins tests/kernels/test_linear.py
 test-bounds: $(VENV)/.installed-test
 	$(PYTEST) -p llamacli.testing.guarded --guard=end -m "not slow" -k "not reference and not conformance" $(GUARDED)
 	$(PYTEST) -p llamacli.testing.guarded --guard=start -m "not slow" -k "not reference and not conformance" $(KERNELS)
 	$(PYTEST) -p llamacli.testing.guarded --guard=end $(ALL)
+	$(PYTEST) -p llamacli.testing.guarded --guard=end -k "not reference" tests/test_goldens.py
 	$(PYTEST) -p llamacli.testing.guarded --guard=start $(ALL)
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) -m "not slow" tests/sampling tests/kernels/test_sampling_kernels.py
 
