@@ -39,7 +39,7 @@ WITH_IMATRIX = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_
 """File types that need an importance matrix."""
 
 QUICK = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M", "IQ4_NL", "MXFP4_MOE")
-"""One file type of each kind of quantizer; the others take long to search, or are as these."""
+"""File type of each kind of quantizer; the others take long to search, or are as these."""
 
 
 @pytest.fixture
