@@ -105,6 +105,7 @@ class HttpServer(uvicorn.Server):
                 app_of(self._server),
                 log_config=None,
                 log_level=logging.WARNING,
+                loop="asyncio",  # MCP servers are child processes, which uvloop's are not
                 access_log=False,
                 ws="none",
                 backlog=_ACCEPTS,
