@@ -77,7 +77,9 @@ class TestNew:
         assert '"llamacli.media"]\n"mine" = "llamacli_mine"' in (folder / "pyproject.toml").read_text()
 
     def test_from_a_model(self, invoke, model, tmp_path) -> None:
-        assert invoke("plugins", "new", "mine", "--from", model, "--folder", tmp_path / "made").exit_code == 0
+        result = invoke("plugins", "new", "mine", "--from", model, "--folder", tmp_path / "made")
+        assert result.exit_code == 0
+        assert "has the architecture 'llama' too: models of it are an error while both are installed" in result.stderr
         assert 'name = "llama"' in (tmp_path / "made/llamacli_mine/__init__.py").read_text()
 
     @pytest.mark.parametrize("options", [[], ["--like", "dense", "--from", "a.gguf"]])

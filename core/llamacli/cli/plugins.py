@@ -11,7 +11,7 @@ from click.exceptions import Exit
 from llamacli.cli.command import Command
 from llamacli.cli.commands import Commands, distribution_of, is_ours
 from llamacli.cli.options import PATH, global_options
-from llamacli.cli.output import print_json, print_table
+from llamacli.cli.output import note, print_json, print_table
 from llamacli.cli.progress import bar, working
 
 if TYPE_CHECKING:
@@ -172,6 +172,10 @@ def _write_from(target: Path, source: Path, name: str) -> list[Path]:
     try:
         if file.metadata.get("general.architecture") == "clip":
             return write_encoder_plugin(target, name, file)
+        architecture = file.metadata.get_str("general.architecture")
+        for entry in installed.claimed_architectures().get(architecture, ()):
+            other = f"{distribution_of(entry)} has the architecture {architecture!r} too"
+            note(f"llamacli: note: {other}: models of it are an error while both are installed")
         return write_plugin(target, name, Description.of(file), from_file=True)
     finally:
         file.close()
