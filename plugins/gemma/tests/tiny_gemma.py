@@ -66,6 +66,31 @@ def write_gemma(
     return _write(path, architecture, keys, shapes, metadata, tokenizer=tokenizer, **file)
 
 
+def _attention_keys(
+    slides: Sequence[bool], n_head: int, n_head_kv: tuple[int, int], head_dim: tuple[int, int], window: int
+) -> dict[str, Any]:
+    return {
+        "attention.head_count": n_head,
+        "attention.head_count_kv": [n_head_kv[0 if sliding else 1] for sliding in slides],
+        "attention.key_length": head_dim[1],
+        "attention.value_length": head_dim[1],
+        "attention.key_length_swa": head_dim[0],
+        "attention.value_length_swa": head_dim[0],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": list(slides),
+    }
+
+
+def _rope_keys(head_dim: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "rope.freq_base": 1000000.0,
+        "rope.freq_base_swa": 10000.0,
+        "rope.dimension_count": head_dim[1],
+        "rope.dimension_count_swa": head_dim[0],
+    }
+
+
 def write_gemma4(
     path: str | Path,
     *,
@@ -105,22 +130,11 @@ def write_gemma4(
         "embedding_length": n_embd,
         "block_count": n_layer,
         "feed_forward_length": n_ff,
-        "attention.head_count": n_head,
-        "attention.head_count_kv": [n_head_kv[0 if sliding else 1] for sliding in slides],
-        "attention.key_length": head_dim[1],
-        "attention.value_length": head_dim[1],
-        "attention.key_length_swa": head_dim[0],
-        "attention.value_length_swa": head_dim[0],
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "attention.sliding_window": window,
-        "attention.sliding_window_pattern": list(slides),
+        **_attention_keys(slides, n_head, n_head_kv, head_dim, window),
         "attention.shared_kv_layers": n_shared,
         "embedding_length_per_layer_input": n_embd_per_layer,
         "final_logit_softcapping": 3.0,
-        "rope.freq_base": 1000000.0,
-        "rope.freq_base_swa": 10000.0,
-        "rope.dimension_count": head_dim[1],
-        "rope.dimension_count_swa": head_dim[0],
+        **_rope_keys(head_dim),
     }
     if n_expert:
         keys |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
@@ -192,20 +206,9 @@ def write_assistant(
         "block_count": n_layer,
         "nextn_predict_layers": n_layer,
         "feed_forward_length": n_ff,
-        "attention.head_count": n_head,
-        "attention.head_count_kv": [n_head_kv[0 if sliding else 1] for sliding in slides],
-        "attention.key_length": head_dim[1],
-        "attention.value_length": head_dim[1],
-        "attention.key_length_swa": head_dim[0],
-        "attention.value_length_swa": head_dim[0],
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "attention.sliding_window": window,
-        "attention.sliding_window_pattern": list(slides),
+        **_attention_keys(slides, n_head, n_head_kv, head_dim, window),
         "attention.shared_kv_layers": n_layer,
-        "rope.freq_base": 1000000.0,
-        "rope.freq_base_swa": 10000.0,
-        "rope.dimension_count": head_dim[1],
-        "rope.dimension_count_swa": head_dim[0],
+        **_rope_keys(head_dim),
     }
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (vocabulary_size(tokenizer), n_embd),
