@@ -5,6 +5,7 @@
     python benchmarks/kernels.py Q4_K Q6_K --rows 1 2 4 16 --isa avx2 avx512 --json kernels.json
     python benchmarks/kernels.py Q4_K --ggml DIR                    # with llama-cpp-python's lib folder
     python benchmarks/kernels.py Q4_K --other /tmp/before           # with another checkout
+    python benchmarks/kernels.py Q4_K --ahead 4096                  # with another prefetch distance
 
 A row of the table has the bytes of packed weights a second, in GB, from memory and from the second-level cache, the
 share of a plain read that the first is, and ratios to the other checkout and to ggml's kernel, each from memory and
@@ -13,6 +14,7 @@ turns, and the fastest of all runs counts. ggml's weights are repacked as llama.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import math
@@ -63,7 +65,7 @@ class Packed:
         memory, cache = (self._memory[:size] for size in SIZES.values())
         return memory.nbytes / fastest(memory.max) / 1e9, cache.nbytes / fastest(cache.max) / 1e9
 
-    def run(self, name: str, n_rows: int, size: int) -> tuple[float, float]:
+    def run(self, name: str, n_rows: int, size: int, ahead: int | None) -> tuple[float, float]:
         """Bytes of a row of weights, and rows a second."""
         from llamacli.kernels.layout import BLOCK_BYTES, LINEAR, RUN
         from llamacli.kernels.linear import linear
@@ -86,6 +88,10 @@ class Packed:
         }.items():  # fmt: skip
             args[key] = value
         run["n_rows"] = n_rows
+        with contextlib.suppress(ImportError):  # an older checkout
+            from llamacli.kernels.prefetch import prefetch_distance
+
+            run["ahead"] = ahead or prefetch_distance(None)
         seconds = fastest(linear(kind).call, args.ctypes.data, run.ctypes.data, 0, 1)
         return tile / 16, 16 * n_tiles / seconds
 
@@ -194,14 +200,14 @@ class Ggml:
 
 # --- table -----------------------------------------------------------------------------------------------------------
 def measure(
-    kind: str, n_rows: int, workers: list[Worker], ggml: Ggml | None, repetitions: int
+    kind: str, n_rows: int, workers: list[Worker], ggml: Ggml | None, repetitions: int, ahead: int | None
 ) -> dict[str, dict[str, Any]]:
     """Results by place, memory or cache."""
     results: dict[str, dict[str, Any]] = {}
     for number, (place, size) in enumerate(SIZES.items()):
         speeds: list[list[float]] = []
         for _ in range(repetitions):
-            answers = [worker.ask("run", kind, n_rows, size) for worker in workers]
+            answers = [worker.ask("run", kind, n_rows, size, ahead) for worker in workers]
             others = [ggml.run(kind, n_rows, size)] if ggml else []
             speeds.append([workers[0].ask("read")[number], *(speed for _, speed in answers), *others])
         read, ours, *rest = (max(column) for column in zip(*speeds, strict=True))
@@ -224,6 +230,7 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="another checkout")
     parser.add_argument("--ggml", type=Path, help="folder of libggml-base.so and libggml-cpu.so")
     parser.add_argument("-r", type=int, default=7, help="turns; default: 7")
+    parser.add_argument("--ahead", type=int, help="prefetch distance in bytes; default: that of this CPU")
     parser.add_argument("--json", type=Path, help="file of the results")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -236,7 +243,7 @@ def main() -> None:
         workers = [Worker(root, isa) for root in (ROOT, options.other) if root]
         for kind in options.types or [kind.name for kind in packings()]:
             for n_rows in options.rows:
-                found = measure(kind, n_rows, workers, ggml, options.r)
+                found = measure(kind, n_rows, workers, ggml, options.r, options.ahead)
                 memory, cache = found["memory"], found["cache"]
                 ratios = [f"{found[place][key]:5.2f}" for key in memory if key[:3] == "to_" for place in found]
                 print(f"{kind:9} {n_rows:4} {isa:10} {memory['gb_s']:6.1f} {memory['share']:6.2f}"

@@ -1,6 +1,8 @@
 """Slices of a step table, between which Ctrl-C is handled."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli import InvalidRequestError, load_model
 from llamacli.engine import native
+from llamacli.kernels import prefetch, team
 from llamacli.plugins import Plugins
 
 TOKENS = np.random.default_rng(3).integers(0, 128, 200).tolist()
@@ -56,3 +59,26 @@ def test_threads_that_cannot_be_started_are_named(monkeypatch: pytest.MonkeyPatc
         native._shared_team(63)
     monkeypatch.undo()
     assert native._shared_team(1).n_threads == 1
+
+
+def test_an_unknown_cpu_tries_prefetch_distances_once(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tiny_gguf("gqa")
+    with load_model(path, "auto", plugins=plugins, engine=native.NativeEngine()).create_session() as session:
+        expected = session.eval(TOKENS, all_logits=True)
+    ran, run_kernel = list[int](), team.run_kernel
+
+    def watched(*args: Any, ahead: int, **params: Any) -> None:
+        ran.append(ahead)
+        run_kernel(*args, ahead=ahead, **params)
+
+    monkeypatch.setattr(native, "run_kernel", watched)
+    monkeypatch.setattr(native, "_TRIAL_BYTES", 1 << 10)
+    monkeypatch.setattr(prefetch, "host", lambda: ("", "unheard-of", ""))
+    monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path))
+    for n_runs in (1 + 3 * len(prefetch.DISTANCES), 0):
+        ran.clear()
+        with load_model(path, "auto", plugins=plugins, engine=native.NativeEngine()).create_session() as session:
+            np.testing.assert_array_equal(session.eval(TOKENS, all_logits=True), expected)
+        assert len(ran) == n_runs

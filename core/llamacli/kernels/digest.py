@@ -123,7 +123,7 @@ def _combined(parts: Iterable[str]) -> str:
 def _emitted(packing: IntegerPacking) -> Iterator[str]:
     function = llvm.Function(llvm.Module(), llvm.FunctionType(llvm.VoidType(), [llvm.IntType(64)]), "load")
     builder = ir.Builder(function.append_basic_block())
-    block = packing.load(builder, function.args[0], 0)
+    block = packing.load(builder, function.args[0])
     yield str((block.factor, block.shift_factor))
     for group in block.groups:
         yield str((group.codes, group.terms))

@@ -83,7 +83,7 @@ def _block_writer(packing: Packing) -> Any:
         if isinstance(packing, FloatPacking):
             _write_floats(b, packing, address, lane, out, scale)
         else:
-            _write_integers(b, packing.load(b, address, 0), b.trunc(lane, ir.I32), out, ir.splat(b, scale))
+            _write_integers(b, packing.load(b, address), b.trunc(lane, ir.I32), out, ir.splat(b, scale))
 
     return write
 

@@ -19,9 +19,9 @@ def record(*integers: str, **floats: type[np.floating[Any]]) -> np.dtype[np.void
     return np.dtype([*((name, np.int64) for name in integers), *floats.items()])
 
 
-RUN = record("n_rows", "first_row", "rows")
+RUN = record("n_rows", "first_row", "rows", "ahead")
 """Parameters that all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a
-ROW for each."""
+ROW for each. `ahead`: prefetch distance of products bound by memory, see `llamacli.kernels.prefetch`."""
 
 ROW = record(
     "cell", "position", "kv", "seq_len", "end", "n_ahead", "jump", "token", "given", "adapter_scales", "n_encoded"

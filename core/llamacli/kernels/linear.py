@@ -69,6 +69,7 @@ def _product(packing: Packing) -> Callable[..., None]:
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
+        ahead = r.ahead
         for group in range(a.n_groups):
             row, end, first, last = part_of(a, r, group, thread, n_threads)
             while row < end:
@@ -85,19 +86,19 @@ def _product(packing: Packing) -> Callable[..., None]:
                             residual = a.residual + group * a.out_group + token * a.out_stride + lanes
                         bias = a.bias + group * a.bias_stride + lanes
                         if chunk_end - token >= wide:
-                            tile(wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(wide, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual, ahead)
                             token += wide
                         elif chunk_end - token >= MIDDLE and wide > MIDDLE:
-                            tile(MIDDLE, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(MIDDLE, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual, ahead)
                             token += MIDDLE
                         elif chunk_end - token >= NARROW:
-                            tile(NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(NARROW, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual, ahead)
                             token += NARROW
                         elif chunk_end - token >= PAIR:
-                            tile(PAIR, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(PAIR, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual, ahead)
                             token += PAIR
                         else:
-                            tile(1, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual)
+                            tile(1, weight, a.n_blocks, x, a.x_stride, out, a.out_stride, bias, residual, ahead)
                             token += 1
                 row = chunk_end
 

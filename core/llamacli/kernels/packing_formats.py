@@ -47,11 +47,11 @@ class Packing(Protocol):
     def activation(self) -> str:
         """Form of activations that it multiplies."""
 
-    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Any:
+    def load(self, b: ir.Builder, address: ir.Value, following: ir.Value | None = None) -> Any:
         """Emit the loads of a block.
 
-        Returns a Block of integers, or an iterator of adjacent columns of floats. Meanwhile the bytes `ahead` bytes
-        further are prefetched to the second-level cache, unless that is 0.
+        Returns a Block of integers, or an iterator of adjacent columns of floats. Meanwhile the block
+        that `following` points to is prefetched to the second-level cache.
         """
 
 
@@ -89,11 +89,11 @@ class FloatPacking:
         """Bytes of a block of 16 rows."""
         return self.block * ROWS * np.dtype(self.item).itemsize
 
-    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Iterator[Sequence[ir.Value]]:
+    def load(self, b: ir.Builder, address: ir.Value, following: ir.Value | None = None) -> Iterator[Sequence[ir.Value]]:
         """See Packing."""
         assert self.load_columns
-        if ahead:
-            ir.prefetch(b, ir.offset(b, address, ahead), self.n_bytes, level=2)
+        if following is not None:
+            ir.prefetch(b, following, self.n_bytes, level=2)
         for column in range(0, self.block, self.adjacent):
             yield self.load_columns(b, ir.offset(b, address, column * self.n_bytes // self.block))
 
@@ -302,7 +302,7 @@ class IntegerPacking:
         """Bytes of the codes of a group of 16 rows."""
         return 64 * sum(self.planes)
 
-    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
+    def load(self, b: ir.Builder, address: ir.Value, following: ir.Value | None = None) -> Block:
         """See Packing."""
         fields = self._load_fields(b, address)
         factor, shift_factor = self.factors(fields)
@@ -325,18 +325,19 @@ class IntegerPacking:
         def load_groups() -> Iterator[Group]:
             lines = range(0, self.n_bytes, 64)
             for group in range(self.groups):
-                if ahead:  # a group's share of the block: requests in one burst would hold up the loads
+                if following is not None:  # a group's share: requests in one burst would hold up the loads
                     for line in lines[group * len(lines) // self.groups : (group + 1) * len(lines) // self.groups]:
-                        ir.prefetch(b, ir.offset(b, address, ahead + line), 64, level=2)
+                        ir.prefetch(b, ir.offset(b, following, line), 64, level=2)
                 yield load_group(fields, group, ir.offset(b, address, self.field_bytes + group * self.group_bytes))
 
         def load_pair(pair: ir.Value) -> Iterator[Group]:
-            start = ir.offset(b, b.add(address, b.mul(pair, ir.I64(2 * self.group_bytes))), self.field_bytes)
+            start = b.mul(pair, ir.I64(2 * self.group_bytes))
             fields = self._load_fields(b, address, pair)
-            for place in (start, ir.offset(b, start, self.group_bytes)):
-                if ahead:
-                    ir.prefetch(b, ir.offset(b, place, ahead), self.group_bytes, level=2)
-                yield load_group(fields, int(place is not start), place)
+            for group in (0, 1):
+                place = ir.offset(b, start, self.field_bytes + group * self.group_bytes)
+                if following is not None:
+                    ir.prefetch(b, b.add(following, place), self.group_bytes, level=2)
+                yield load_group(fields, group, b.add(address, place))
 
         bias_bits = None if self.bias_bits is None else self.bias_bits + shift_bits
         largest, bias = self.largest << shift_bits, 0 if bias_bits is None else 2**bias_bits
@@ -434,9 +435,9 @@ class TiledPacking:
         """See Packing."""
         return "bf16_pairs"
 
-    def load(self, b: ir.Builder, address: ir.Value, ahead: int) -> Block:
+    def load(self, b: ir.Builder, address: ir.Value, following: ir.Value | None = None) -> Block:
         """See Packing."""
-        return self.integers.load(b, address, ahead)
+        return self.integers.load(b, address, following)
 
 
 INTEGER_PACKINGS: dict[TensorType, IntegerPacking] = {}

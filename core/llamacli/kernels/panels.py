@@ -42,7 +42,7 @@ def _sizes() -> tuple[int, int]:
 
 def emit_widened(b: ir.Builder, packing: FloatPacking, weight: ir.Value, out: ir.Value) -> None:
     """Widen a block of weights to float32."""
-    for i, columns in enumerate(packing.load(b, weight, 0)):
+    for i, columns in enumerate(packing.load(b, weight)):
         for place, column in enumerate(columns):
             ir.store(b, ir.offset(b, out, _LINE * (i * len(columns) + place)), column)
 
@@ -128,6 +128,7 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
+        ahead = r.ahead
         sums, scratch, zero = sums_memory(), widened_memory(), simd.splat(0)
         for group in range(a.n_groups):
             row, end, first, last = part_of(a, r, group, thread, n_threads)
@@ -183,13 +184,13 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
                                 residual = a.residual + to
                             at, own, here = x + token * a.x_stride, bias + 4 * ROWS * i, weight + i * a.tile_bytes
                             if rest >= _NARROW:
-                                tile(_NARROW, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual)
+                                tile(_NARROW, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
                                 token += _NARROW
                             elif rest >= _PAIR:
-                                tile(_PAIR, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual)
+                                tile(_PAIR, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
                                 token += _PAIR
                             else:
-                                tile(1, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual)
+                                tile(1, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
                                 token += 1
                 row += n
 

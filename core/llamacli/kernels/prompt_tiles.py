@@ -39,7 +39,7 @@ def emit_decoded(b: ir.Builder, packing: IntegerPacking, weight: ir.Value, out: 
     The block that `following` points to is prefetched.
     """
     ir.prefetch(b, following, packing.n_bytes)
-    block = packing.load(b, weight, 0)
+    block = packing.load(b, weight)
     bias = ir.constant(ir.F32X16, 0 if block.bias_bits is None else -(2**block.bias_bits))
     for g, group in enumerate(block.groups):
         n = len(group.codes) // len(group.terms)

@@ -16,8 +16,8 @@ from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing, Term
 
-_AHEAD, _AHEAD_IN_STREAM = 8192, 1024
-"""Prefetch distance in bytes of weights: of products bound by arithmetic, and of those that memory alone bounds."""
+_AHEAD = 8192
+"""Prefetch distance in bytes of weights, of products bound by arithmetic."""
 
 _STREAM_BYTES = {True: 8, False: 16}
 """Bytes of 16 weights for each token from which on products of one or two tokens are bound by memory, by AVX-512."""
@@ -32,7 +32,7 @@ def tile_of(packing: Packing) -> Any:
 
     @intrinsic(prefer_literal=True)
     def tile(typingctx: Any, n: Any, weight: Any, n_blocks: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
-             bias: Any, residual: Any) -> Any:  # fmt: skip
+             bias: Any, residual: Any, ahead: Any) -> Any:  # fmt: skip
         if not isinstance(n, types.IntegerLiteral):
             return None
         n_tokens = n.literal_value
@@ -41,7 +41,7 @@ def tile_of(packing: Packing) -> Any:
             emit_tile(b, packing, n_tokens, *args[1:])
             return context.get_dummy_value()
 
-        return types.void(n, *[_i64] * 8), codegen
+        return types.void(n, *[_i64] * 9), codegen
 
     return tile
 
@@ -49,18 +49,22 @@ def tile_of(packing: Packing) -> Any:
 def emit_tile(
     b: ir.Builder, packing: Packing, n_tokens: int, weight: ir.Value, n_blocks: ir.Value, x: ir.Value,
     x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, residual: ir.Value,
+    ahead: ir.Value,
 ) -> None:  # fmt: skip
-    """Emit the product of 16 rows with n tokens, in fixed order."""
+    """Emit the product of 16 rows with n tokens, in fixed order.
+
+    `ahead`: prefetch distance of products that memory alone bounds, in bytes of weights.
+    """
     multiply = _multiplier(packing)
     least = n_tokens * packing.block * _STREAM_BYTES[isa() in AVX512]
     in_stream = n_tokens <= 2 and packing.n_bytes >= least
-    ahead = _AHEAD_IN_STREAM if in_stream else _AHEAD
+    ahead = ahead if in_stream else ir.I64(_AHEAD)
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
         # Few tokens are bound by memory, and blocks are too long for the processor to look far ahead.
         address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
-        block = packing.load(b, address, ahead)
+        block = packing.load(b, address, b.add(address, ahead))
         return multiply(b, packing, block, i, rows, totals)
 
     totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)

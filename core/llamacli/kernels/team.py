@@ -45,6 +45,7 @@ from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import architecture, target
 from llamacli.kernels.jit import Compiled, Kernel
 from llamacli.kernels.layout import RUN, record
+from llamacli.kernels.prefetch import DEFAULT
 from llamacli.util.locking import fork_safe
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
@@ -385,17 +386,20 @@ def run_kernel(
     n_rows: int = 0,
     first_row: int = 0,
     rows: np.ndarray[Any, Any] | None = None,
+    ahead: int = DEFAULT,
     **params: object,
 ) -> None:
     """Run one kernel on a team of threads.
 
     `record` is the dtype of its parameters, `params` their values by name; arrays are passed as their addresses. Rows
-    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.layout.ROW`, one for each token.
+    `first_row` to `n_rows` - 1 are computed; `rows` is an array of `llamacli.kernels.layout.ROW`, one for each token;
+    `ahead` is the prefetch distance of RUN.
     """
     args, run, steps = np.zeros(1, record), np.zeros(1, RUN), np.zeros(1, STEP)
     for name, value in params.items():
         args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
     run["n_rows"], run["first_row"], run["rows"] = n_rows, first_row, 0 if rows is None else rows.ctypes.data
+    run["ahead"] = ahead
     steps["function"], steps["args"] = kernel.address, args.ctypes.data
     team.run(steps.ctypes.data, 0, 1, run.ctypes.data)
 
