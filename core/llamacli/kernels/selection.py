@@ -27,10 +27,10 @@ SELECT = record(
 """`n_query` heads of queries score the cells for each head; `weights`, float32 [n_query * n_head] a row, may be 0."""
 
 SELECTED_ATTENTION = record(
-    "q", "q_stride", "chosen", "chosen_stride", "n_chosen", "per_head", "out", "out_stride", "block", *CACHE_FIELDS,
-    scale=np.float32,
+    "q", "q_stride", "chosen", "chosen_stride", "n_chosen", "per_head", "out", "out_stride", "block", "sinks",
+    *CACHE_FIELDS, scale=np.float32,
 )  # fmt: skip
-"""`chosen` are `n_chosen` blocks for all heads, or with `per_head` for each head of keys."""
+"""`chosen` are `n_chosen` blocks for all heads, or with `per_head` for each head of keys; `sinks` may be 0."""
 
 
 @njit(inline="always")
@@ -137,6 +137,8 @@ def selected_attention() -> Callable[[KVType], Kernel]:
         if a.per_head:
             chosen += 4 * (head // (a.n_head // a.n_head_kv)) * a.n_chosen
         top, total = np.float32(-np.inf), np.float32(0)
+        if a.sinks:
+            top, total = simd.read_f32(a.sinks + 4 * head), np.float32(1)
         for i in range(a.n_chosen):
             block = np.int64(simd.read_f32(chosen + 4 * i))
             if block < 0:

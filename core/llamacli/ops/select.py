@@ -17,9 +17,10 @@ from llamacli.ops.base import MakeParam, Recorder, expect
 from llamacli.ops.cached import CacheOp
 from llamacli.ops.linear import linear
 from llamacli.ops.lowering import Lowering, f32
+from llamacli.ops.moe import softmax
 from llamacli.ops.run import Run
 from llamacli.ops.store import KeyValues, store
-from llamacli.ops.values import Array, Value
+from llamacli.ops.values import Array, Param, Tensor, Value
 
 
 @attrs.frozen(eq=False)
@@ -88,23 +89,28 @@ class Select(CacheOp):
 
 @attrs.frozen(eq=False)
 class SelectedAttention(CacheOp):
-    """Attention op over chosen cells: softmax(scale * q k^T) v of these."""
+    """Attention op over chosen cells: softmax(scale * q k^T) v of these.
+
+    `sinks`, one number a head, are logits of one more position, whose value is zero.
+    """
 
     q: Value
     chosen: Value
     n_choices: int
     block: int
     scale: float
+    sinks: Tensor | None
 
     def attend(self, run: Run, i: int, first: int, keys: Array, values: Array) -> npt.NDArray[Any]:
         blocks = np.arange(first, first + keys.shape[1]) // self.block
         queries, out = run[self.q][i].reshape(len(keys), -1, keys.shape[2]), []
         choices = run[self.chosen][i].reshape(self.n_choices, -1)
+        sinks = run[self.sinks].reshape(len(keys), -1, 1) if self.sinks else np.full((*queries.shape[:2], 1), -np.inf)
         for head, heads in enumerate(queries):
             seen = np.isin(blocks, choices[head if self.n_choices > 1 else 0])
-            scores = self.scale * heads @ keys[head, seen].T
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out.append(weights / weights.sum(axis=1, keepdims=True) @ values[head, seen])
+            scores = np.hstack([self.scale * heads @ keys[head, seen].T, sinks[head]])
+            weights = softmax(scores)[:, :-1]
+            out.append(weights @ values[head, seen])
         return np.array(out).reshape(-1)
 
     def lower(self, to: Lowering) -> None:
@@ -117,7 +123,7 @@ class SelectedAttention(CacheOp):
         to.step(
             selected_attention(), SELECTED_ATTENTION, **params, q=f32(self.q), chosen=f32(self.chosen),
             n_chosen=self.chosen.width // self.n_choices, per_head=self.n_choices > 1, out=f32(self.out),
-            block=self.block, scale=self.scale,
+            block=self.block, scale=self.scale, sinks=to.vector(self.sinks) if self.sinks else None,
         )  # fmt: skip
 
     @classmethod
@@ -125,6 +131,8 @@ class SelectedAttention(CacheOp):
         weights, key = linear(g, x, param("weights", x.width // 16, x.width)), linear(g, x, param("key", 16, x.width))
         cells = select(g, x, store(g, key, None, head_dim=16), 5, weights=weights)
         yield selected_attention(g, x, store(g, x, None, head_dim=x.width, value_dim=20), 0.3, cells)
+        sinks = param("sinks", x.width // 16)
+        yield selected_attention(g, x, store(g, x, x, head_dim=16), 0.3, cells, sinks)
         blocks = select(g, x, store(g, key, None, head_dim=16), 2, n_head=x.width // 16, block=3, n_local=1)
         yield selected_attention(g, x, store(g, x, x, head_dim=16), 0.3, blocks)
 
@@ -166,10 +174,14 @@ def select(
     return Selection(chosen, block, n_head)
 
 
-def selected_attention(g: Recorder, q: Value, kv: KeyValues, scale: float, cells: Selection) -> Value:
+def selected_attention(
+    g: Recorder, q: Value, kv: KeyValues, scale: float, cells: Selection, sinks: Param | None = None
+) -> Value:
     """Record attention over chosen cells."""
     state, n_head = kv.state, q.width // kv.state.head_dim
     fits = cells.n_head in (1, state.n_head_kv)
     expect("attention", fits, f"{cells.n_head} choices of cells and {state.n_head_kv} heads of keys")
     out = g.value(n_head * state.value_dim)
-    return g.record(SelectedAttention(out, kv.layer, q, cells.chosen, cells.n_head, cells.block, scale))
+    return g.record(
+        SelectedAttention(out, kv.layer, q, cells.chosen, cells.n_head, cells.block, scale, sinks and sinks.weight)
+    )

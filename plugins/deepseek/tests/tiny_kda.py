@@ -20,14 +20,13 @@ _DELTA = _EXPERTS | _LATENT | {
     "ssm.conv_kernel": 4, "kda.head_dim": 32, "expert_gating_func": 2, "expert_shared_count": 1,
     "leading_dense_block_count": 1,
 }  # fmt: skip
-_SPARSE = _LATENT | _EXPERTS | {
+_INDEXER = {"attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 6}
+_SHARED = _LATENT | _EXPERTS | {
     "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "expert_shared_count": 1, "expert_gating_func": 2,
-    "leading_dense_block_count": 1, "expert_weights_norm": True, "attention.indexer.head_count": 8,
-    "attention.indexer.key_length": 64, "attention.indexer.top_k": 6,
+    "leading_dense_block_count": 1,
 }  # fmt: skip
-_STREAMS = {key: value for key, value in _SPARSE.items() if "indexer" not in key and key != "expert_weights_norm"} | {
-    "attention.value_length_mla": 24, "hyper_connection.epsilon": 0.01,
-}  # fmt: skip
+_SPARSE = _SHARED | {"expert_weights_norm": True} | _INDEXER
+_STREAMS = _SHARED | {"attention.value_length_mla": 24, "hyper_connection.epsilon": 0.01}
 _BOUNDED = _DELTA | {"kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
 
 MODELS: dict[Any, dict[str, dict[str, Any]]] = {
@@ -83,6 +82,10 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
         "hy_v4": _STREAMS | {
             "block_count": 3, "hyper_connection.count": 4, "hyper_connection.magnitude": 2.0,
             "expert_weights_norm": True, "expert_weights_scale": 2.5, "swiglu_clamp_exp": [0.0, 0.05, 0.0],
+        },
+        "hy_v4_indexer": _STREAMS | _INDEXER | {
+            "block_count": 3, "hyper_connection.count": 4, "hyper_connection.magnitude": 2.0,
+            "attention.indexer.types": [1, 0, 1],
         },
         "hy_v4_plain": _STREAMS | {"hyper_connection.count": 2, "hyper_connection.magnitude": 1.5},
     },
