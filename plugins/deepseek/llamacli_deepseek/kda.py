@@ -72,11 +72,15 @@ class KimiLinear(Decoder):
     has_gate = False
     decay_sign = 1.0
     """Sign of the factors within a bound."""
+    l2_eps: float | None = None
+    """Epsilon of the L2 norms of queries and keys, None for that of the other norms."""
+    least_rope = 2
+    """Dimensions of a head that RoPE rotates, at least."""
 
     def configure(self, metadata: Metadata) -> KdaConfig:
         """Read the hyperparameters."""
         key, count = f"{self.name}.attention", functools.partial(self.count, metadata)
-        rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=2)
+        rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=self.least_rope)
         key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
         fields = self.fields(metadata) | {"value_dim": count("attention.value_length", default=rank_kv)}
         if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
@@ -178,7 +182,8 @@ class KimiLinear(Decoder):
         q, k, v = (
             g.map(g.short_conv(g.linear(h, param), taps.reshaped(width, c.n_taps)), silu) for param, taps in convolved
         )
-        q, k = (g.scale(g.rms_norm(x, None, c.eps / d, d), d**-0.5) for x in (q, k))
+        eps = c.eps if self.l2_eps is None else self.l2_eps
+        q, k = (g.scale(g.rms_norm(x, None, eps / d, d), d**-0.5) for x in (q, k))
         decay, gate = self.decay_and_gate(g, c, block, h)
         beta = g.map(g.linear(h, block.ssm_beta), sigmoid)
         out = g.linear_state(q, k, v, g.map(decay, exp), n_head=n_head, beta=beta, scale=d**-0.5)

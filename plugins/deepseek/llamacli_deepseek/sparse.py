@@ -22,11 +22,11 @@ _ALL_CHOOSE_BELOW = 1 << 20
 
 @attrs.frozen
 class Indexer:
-    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide, which `rope` rotates."""
+    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide, which `rope` rotates if there is one."""
 
     n_head: int
     dim: int
-    rope: Rope
+    rope: Rope | None
     n_chosen: int
     norm_eps: float = _NORM_EPS
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from llamacli.testing import write_architecture
 from llamacli_deepseek.dots3 import Dots3Note
+from llamacli_deepseek.glm5 import Glm5Next
 from llamacli_deepseek.hy4 import HyV4
 from llamacli_deepseek.k3 import KimiK3
 from llamacli_deepseek.kda import BailingMoe3, KimiLinear
@@ -27,6 +28,11 @@ _SHARED = _LATENT | _EXPERTS | {
 }  # fmt: skip
 _SPARSE = _SHARED | {"expert_weights_norm": True} | _INDEXER
 _STREAMS = _SHARED | {"attention.value_length_mla": 24, "hyper_connection.epsilon": 0.01}
+_POOLED = _DELTA | _INDEXER | {
+    "block_count": 4, "attention.q_lora_rank": 32, "attention.key_length": 64, "rope.dimension_count": 0,
+    "attention.indexer.kpool": 4, "attention.indexer.top_k": 8, "attention.layer_norm_epsilon": 1e-6,
+    "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 3, "hyper_connection.epsilon": 1e-6,
+}  # fmt: skip
 _BOUNDED = _DELTA | {"kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
 
 MODELS: dict[Any, dict[str, dict[str, Any]]] = {
@@ -88,6 +94,17 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "attention.indexer.types": [1, 0, 1],
         },
         "hy_v4_plain": _STREAMS | {"hyper_connection.count": 2, "hyper_connection.magnitude": 1.5},
+    },
+    Glm5Next(): {
+        "glm5_next": _POOLED | {
+            "attention.head_count_kv": [1, 0, 1, 1], "attention.indexer.types": [1, 1, 0, 1],
+            "kda.gate_lower_bound": -5.0, "swiglu_clamp_exp": [0.0, 0.05, 0.0, 0.0], "swiglu_clamp_shexp": 0.05,
+            "expert_weights_norm": True, "expert_weights_scale": 2.5,
+        },
+        "glm5_next_plain": _POOLED | {
+            "block_count": 2, "attention.head_count_kv": [0, 1], "attention.indexer.kpool": 3,
+            "attention.indexer.top_k": 6, "expert_gating_func": None,
+        },
     },
     DeepSeek2Ocr(): {
         "deepseek2_ocr": _EXPERTS | {
