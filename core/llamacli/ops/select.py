@@ -165,8 +165,8 @@ def select(
     cells of the largest scores are chosen, for `n_head` choices by as many equal parts of q. With `weights`, a number a
     query, products below zero count as 0 and the others are multiplied by them (lightning indexer, arXiv:2512.02556).
     With `block`, cells are chosen by blocks of as many positions, whose score is the largest of their cells;
-    the last `n_local` blocks always are. With `pooled`, the key of a block is that of its last cell, and a block that is
-    not complete is chosen too, beside `n` others. `attention(cells=)` reads the choice; layers may share one.
+    the last `n_local` blocks always are. With `pooled`, the key of a block is that of its last cell, and a block that
+    is not complete is chosen too, beside `n` others. `attention(cells=)` reads the choice; layers may share one.
     Where no more are seen than are chosen, no score is computed.
 
     Formula: `top_n(max over a block of sum_h(weights[h] * max(0, q[h] @ k)))`

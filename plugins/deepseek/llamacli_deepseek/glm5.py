@@ -24,6 +24,7 @@ from llamacli.plugin import (
     network,
     swiglu_clamped,
 )
+from llamacli_deepseek.clamps import limits
 from llamacli_deepseek.kda import KdaConfig, KimiLinear
 from llamacli_deepseek.pooling import pooled
 from llamacli_deepseek.sparse import Indexer
@@ -74,16 +75,13 @@ class Glm5Next(KimiLinear):
         if rest:
             raise ModelFormatError(f"{metadata.source}: {key}.top_k is not a multiple of {key}.kpool = {pool}")
 
-        def limits(name: str, default: tuple[float, ...]) -> tuple[float, ...]:
-            name = f"{self.name}.swiglu_clamp_{name}"
-            return metadata.get_floats(name, n_blocks, minimum=0.0) if name in metadata else default
-
-        routed = limits("exp", (0.0,) * n_blocks)
+        clamp = f"{self.name}.swiglu_clamp"
+        routed = limits(metadata, f"{clamp}_exp", n_blocks)
         return {
             "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", default=0.0, maximum=0.0),
             "rank_q": count("attention.q_lora_rank"),
             "limits": routed,
-            "limits_shared": limits("shexp", routed),
+            "limits_shared": limits(metadata, f"{clamp}_shexp", n_blocks, routed),
             "streams": Streams.from_gguf(metadata, self.name),
             "indexer": Indexer(
                 count("attention.indexer.head_count"), count("attention.indexer.key_length"), None, n_chosen,
@@ -148,8 +146,8 @@ class Glm5Next(KimiLinear):
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Network or experts of block i, clamped."""
-        limits = c.limits[i], c.limits_shared[i]
-        routed, shared = (swiglu_clamped(limit) if limit > 1e-6 else Activation.SWIGLU for limit in limits)
+        bounds = c.limits[i], c.limits_shared[i]
+        routed, shared = (swiglu_clamped(bound) if bound > 1e-6 else Activation.SWIGLU for bound in bounds)
         if not self.has_experts(c, i):
             return network(g, block, h, activation=shared)
         result: Value = c.mixture.layer(g, block, h, shared, activation=routed)

@@ -30,6 +30,7 @@ from llamacli.plugin import (
     sigmoid,
     swiglu_clamped,
 )
+from llamacli_deepseek.clamps import limits
 from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
 from llamacli_deepseek.sparse import Indexer
 
@@ -83,14 +84,13 @@ class HyV4(DeepSeek2):
         common = super().configure(metadata)
         if not common.absorbed or not common.rank_q:
             raise ModelFormatError(f"{metadata.source}: {self.name}.attention.q_lora_rank or key_length_mla is missing")
-        key, streams = f"{self.name}.swiglu_clamp_exp", f"{self.name}.hyper_connection"
-        known, n = key in metadata, common.n_layer
+        streams = f"{self.name}.hyper_connection"
         return Hy4Config(
             **{field.name: getattr(common, field.name) for field in attrs.fields(type(common))},
             n_stream=metadata.get_int(f"{streams}.count", minimum=1, maximum=64),
             gate_eps=metadata.get_float(f"{streams}.epsilon"),
             magnitude=metadata.get_float(f"{streams}.magnitude"),
-            limits=metadata.get_floats(key, n, minimum=0.0) if known else (0.0,) * n,
+            limits=limits(metadata, f"{self.name}.swiglu_clamp_exp", common.n_layer),
             **self.choice(metadata, common),
         )
 

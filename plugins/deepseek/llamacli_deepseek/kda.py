@@ -32,6 +32,7 @@ from llamacli.plugin import (
     softplus,
     swiglu_late_clamped,
 )
+from llamacli_deepseek.clamps import limits
 
 LLAMACLI_API = 1
 
@@ -267,15 +268,11 @@ class BailingMoe3(KimiLinear):
         if not metadata.get_bool(f"{self.name}.kda.safe_gate", default=True):
             raise ModelFormatError(f"{metadata.source}: {self.name}.kda.safe_gate = false is not supported")
 
-        def limits(key: str) -> tuple[float, ...]:
-            name = f"{self.name}.{key}"
-            return metadata.get_floats(name, n_blocks, minimum=0.0) if name in metadata else (0.0,) * n_blocks
-
         return {
             "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", maximum=0.0),
             "rank_q": metadata.get_int(f"{self.name}.attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20),
-            "limits": limits("swiglu_clamp_exp"),
-            "limits_shared": limits("swiglu_clamp_shexp"),
+            "limits": limits(metadata, f"{self.name}.swiglu_clamp_exp", n_blocks),
+            "limits_shared": limits(metadata, f"{self.name}.swiglu_clamp_shexp", n_blocks),
         }
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
