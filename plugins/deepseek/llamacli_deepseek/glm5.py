@@ -56,12 +56,11 @@ class Glm5Next(KimiLinear):
     always_renormalizes = False
     decay_sign = -1.0
     l2_eps = 1e-6
-    least_rope = 0
+    rope_dims = (0, 0)
 
     def other_fields(self, metadata: Metadata, n_blocks: int) -> dict[str, Any]:
         """Fields that architectures differ in."""
         count, key = functools.partial(self.count, metadata), f"{self.name}.attention.indexer"
-        count("rope.dimension_count", minimum=0, maximum=0)
         heads_kv = metadata.get_ints(f"{self.name}.attention.head_count_kv", n_blocks)
         n_layer = n_blocks - count("nextn_predict_layers", default=0, minimum=0, maximum=n_blocks - 1)
         types = metadata.get_bools(f"{key}.types", n_layer) if f"{key}.types" in metadata else (True,) * n_layer

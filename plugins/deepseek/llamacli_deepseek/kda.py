@@ -75,13 +75,16 @@ class KimiLinear(Decoder):
     """Sign of the factors within a bound."""
     l2_eps: float | None = None
     """Epsilon of the L2 norms of queries and keys, None for that of the other norms."""
-    least_rope = 2
-    """Dimensions of a head that RoPE rotates, at least."""
+    rope_dims: tuple[int, int] = (2, 1 << 20)
+    """Fewest and most dimensions of a head that have positions."""
 
     def configure(self, metadata: Metadata) -> KdaConfig:
         """Read the hyperparameters."""
         key, count = f"{self.name}.attention", functools.partial(self.count, metadata)
-        rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=self.least_rope)
+        rank_kv, n_rope = (
+            count("attention.kv_lora_rank"),
+            count("rope.dimension_count", minimum=self.rope_dims[0], maximum=self.rope_dims[1]),
+        )
         key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
         fields = self.fields(metadata) | {"value_dim": count("attention.value_length", default=rank_kv)}
         if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
