@@ -463,9 +463,8 @@ def _attention(*, both_ways: bool = False, latent: bool = False) -> Maker:
     return make
 
 
-def _selection(d: Draft) -> Selection:
+def _selection(d: Draft, *, pools: bool = False) -> Selection:
     head_dim, n_head, n_query = 16 * d.choose(1, 3), d.choose(1, 3), d.choose(1, 4)
-    pools = d.pick(False, True)
     window = None if pools else d.pick(None, None, 7)
     kv = d.graph.store(d.x(head_dim, even=True), None, head_dim=head_dim, window=window)
     n, weights = d.choose(1, 8), d.x(n_head * n_query) if d.choose(0, 1) else None
@@ -475,13 +474,13 @@ def _selection(d: Draft) -> Selection:
     )  # fmt: skip
 
 
-def _selected(d: Draft) -> None:
+def _selected(d: Draft, *, has_sinks: bool = False) -> None:
     cells, group, head_dim = _selection(d), d.choose(1, 4), d.choose(1, 40)
     is_latent = bool(d.choose(0, 1))
     value_dim = d.choose(1, head_dim if is_latent else 40)
     k, v = d.x(cells.n_head * head_dim, even=True), None if is_latent else d.x(cells.n_head * value_dim)
     kv = d.graph.store(k, v, head_dim=head_dim, value_dim=value_dim)
-    sinks = d.pick(None, d.param(cells.n_head * group))
+    sinks = d.param(cells.n_head * group) if has_sinks else None
     d.graph.attention(d.x(cells.n_head * group * head_dim), kv, scale=0.3, cells=cells, sinks=sinks)
 
 
@@ -504,8 +503,8 @@ def _pooled_attention(d: Draft) -> None:
     pooled_attention(d.graph, q, k, k_pooled, d.param(n_head), **options)
 
 
-_simple("Select", chosen=lambda d: _selection(d))
-_simple("SelectedAttention", any=_selected)
+_simple("Select", chosen=lambda d: _selection(d), pooled=lambda d: _selection(d, pools=True))
+_simple("SelectedAttention", any=_selected, sinks=lambda d: _selected(d, has_sinks=True))
 _simple("Attention", causal=_attention(), latent=_attention(latent=True), both_ways=_attention(both_ways=True))
 
 

@@ -48,7 +48,7 @@ class Routing:
     two largest sums are largest. With `shared_by` above 1, as many neighbouring scores choose the same expert, whose
     weight is the score of its own number. Weights are scores without the bias; with `renormalize` these are scaled to
     sum to 1, and then all are multiplied by `scale`. Equal scores: the lower number first. `by_token`, (n_vocab,
-    n_used), are the experts of each token instead; rows without an id have those of the largest scores.
+    n_used), are the experts of each token instead; rows without an id have the best ones.
     """
 
     n_used: int
@@ -398,7 +398,7 @@ def moe(
     Scales of the parameters, (n_expert,), multiply each expert's products. With `shared_by`, as many neighbouring
     logits of the router choose one expert e, which can be chosen more than once; its weight is the score e (adjugate
     experts, Wu et al. 2025). With `by_token`, (n_vocab, n_used), tokens have the experts of these numbers (hash
-    layers, Roller et al. 2021), and inputs that are no tokens those of the largest scores.
+    layers, Roller et al. 2021), and inputs without an id have the best ones.
 
     Formula: `out = sum(w[e] * down[e](f(gate[e](x), up[e](x))))` over the chosen experts e, with `w` the scores of the
         router's logits

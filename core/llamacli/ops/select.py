@@ -42,8 +42,8 @@ class Select(CacheOp):
     `n_chosen` of them, for each of `n_head` choices.
     The score of a block is the largest of its cells. That of a cell is the sum of the products of its key with the
     choice's queries, or with `weights` their weighted sum, of which negative ones count as 0. The last `n_local`
-    blocks are always among the chosen. With `pooled`, the score of a block is that of its last cell, and a block that
-    is not complete is chosen beside the others. Equal scores: the lower number first.
+    blocks are always among the chosen. With `pooled`, the score of a block is the score of its last cell, and an
+    incomplete block is chosen beside the others. Equal scores: the lower number first.
     """
 
     q: Value
@@ -165,8 +165,8 @@ def select(
     cells of the largest scores are chosen, for `n_head` choices by as many equal parts of q. With `weights`, a number a
     query, products below zero count as 0 and the others are multiplied by them (lightning indexer, arXiv:2512.02556).
     With `block`, cells are chosen by blocks of as many positions, whose score is the largest of their cells;
-    the last `n_local` blocks always are. With `pooled`, the key of a block is that of its last cell, and a block that
-    is not complete is chosen too, beside `n` others. `attention(cells=)` reads the choice; layers may share one.
+    the last `n_local` blocks always are. With `pooled`, the key of the last cell is the key of a block, and an
+    incomplete block is chosen too, beside `n` others. `attention(cells=)` reads the choice; layers may share one.
     Where no more are seen than are chosen, no score is computed.
 
     Formula: `top_n(max over a block of sum_h(weights[h] * max(0, q[h] @ k)))`
@@ -197,5 +197,7 @@ def selected_attention(
     expect("attention", fits, f"{cells.n_head} choices of cells and {state.n_head_kv} heads of keys")
     out = g.value(n_head * state.value_dim)
     return g.record(
-        SelectedAttention(out, kv.layer, q, cells.chosen, cells.n_head, cells.block, scale, sinks and sinks.weight)
+        SelectedAttention(
+            out, kv.layer, q, cells.chosen, cells.n_head, cells.block, scale, sinks.weight if sinks else None
+        )
     )

@@ -231,7 +231,7 @@ def check_parameters(tiny: TinyModel) -> None:
         return found
 
     def altered(array: npt.NDArray[np.float64], factors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        # Numbers of experts by token stay numbers of experts.
+        # integers stay numbers of experts
         return np.roll(array, 1, axis=0) if is_integer else array * factors
 
     def is_seen(factors: dict[Tensor, npt.NDArray[np.float64]], factor: float, n_tokens: int) -> bool:

@@ -77,7 +77,7 @@ class DeepSeek4(Architecture):
     name = "deepseek4"
 
     def configure(self, metadata: Metadata) -> DeepSeek4Config:
-        """Read the hyperparameters; heads of multi-token prediction are files of their own, which are refused."""
+        """Read the hyperparameters; files of multi-token-prediction heads are refused."""
 
         def count(key: str, **limits: int) -> int:
             return metadata.get_int(f"{self.name}.{key}", **{"minimum": 1, "maximum": 1 << 24} | limits)
@@ -211,7 +211,7 @@ class DeepSeek4(Architecture):
         return g.linear(g.batched_linear(a, matrices), block.attn_output_b)
 
     def pooled(self, g: Graph, c: DeepSeek4Config, block: Params, name: str, h: Value, ratio: int, width: int) -> Value:
-        """Pooled keys of blocks of `ratio` tokens, at the positions of their first ones."""
+        """Pooled keys of blocks, at the positions of their first tokens."""
         x, scores, bias, norm = (getattr(block, f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
         k = pooled(g, g.linear(h, x), g.linear(h, scores), bias, ratio, overlap=ratio == _CHOSEN)
         rope = attrs.evolve(c.rope_pooled, first=width - c.rope_pooled.n_dims, offset=1 - ratio)

@@ -91,9 +91,11 @@ class Glm5Next(KimiLinear):
         }  # fmt: skip
 
     def mixture(self, metadata: Metadata) -> Mixture:
-        """Experts behind the first blocks, by sigmoid in files that do not say."""
-        bias = {"bias": "exp_probs_b.bias", "needs_bias": True}
-        return Mixture.from_gguf(metadata, self.name, default_scoring=Scoring.SIGMOID, n_shared=None, **bias)
+        """Experts behind the first blocks, by sigmoid as a default."""
+        scoring = Scoring.SIGMOID
+        return Mixture.from_gguf(
+            metadata, self.name, default_scoring=scoring, n_shared=None, bias="exp_probs_b.bias", needs_bias=True
+        )
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
         """Tensors of the attention of block i, and of the streams."""

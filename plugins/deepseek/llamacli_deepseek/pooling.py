@@ -1,7 +1,7 @@
-"""Pooled cells: one key for each block of tokens, a mean weighted by softmax in each channel.
+"""Pooled cells: one key for each block of tokens.
 
-The pooled key of a block is in the cell of its last token, so that rewinding needs nothing. DeepSeek-AI 2026, Z.ai
-2026.
+It is a mean of the tokens' keys, weighted by softmax in each channel, and is in the cell of the block's last token, so
+that rewinding needs nothing. DeepSeek-AI 2026, Z.ai 2026.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ATTEND = record(
 
 @attrs.frozen(eq=False)
 class Pool(CacheOp):
-    """Op of pooled blocks of `block` cells, whose keys are values and scores.
+    """Pooling op: one mean for each block of `block` cells.
 
-    The last token of a block has the mean of its values, weighted by softmax of scores + `bias`, (block, width); other
-    tokens have zeros. With `overlap`, a mean is that of the first half of the channels of the block before, and of the
-    second half of its own.
+    Keys of the cells are values and scores. The last token of a block has the mean of its values, weighted by softmax
+    of scores + `bias`, (block, width); other tokens have zeros. With `overlap`, a mean is that of the first half of the
+    channels of the block before, and of the second half of its own.
     """
 
     uses_position = True
@@ -177,7 +177,7 @@ class PooledAttention(CacheOp):
 
 @functools.cache
 def attention_kernel() -> Callable[..., Kernel]:
-    """Kernels of attention to recent cells and pooled blocks, with an online softmax."""
+    """Kernels of attention to recent cells and pooled blocks."""
     from llamacli.plugin import LANES, cache_kernel, simd
 
     def attend(a, row, head, cells, key, value):  # type: ignore[no-untyped-def]
@@ -231,7 +231,10 @@ def pooled_attention(
     n_recent: int,
     scale: float,
 ) -> Value:
-    """Attention to the last `n_recent` keys, and to the pooled ones of all or of chosen blocks; values are keys."""
+    """Attention to the last `n_recent` keys and to pooled ones.
+
+    Pooled keys are those of all blocks, or of the chosen ones. Values are keys.
+    """
     width = k.width
     fits = width % 16 == 0 == q.width % width and k_pooled.width == width
     expect("pooled_attention", fits, f"q of width {q.width} and keys of {width} and {k_pooled.width}")

@@ -22,7 +22,10 @@ _ALL_CHOOSE_BELOW = 1 << 20
 
 @attrs.frozen
 class Indexer:
-    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide, which `rope` rotates if there is one."""
+    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide.
+
+    `rope` rotates queries and keys, None does not.
+    """
 
     n_head: int
     dim: int
@@ -56,10 +59,14 @@ class Indexer:
 
     def choose(self, g: Graph, block: Params, h: Value, h_q: Value) -> Any:
         """Choice of the cells by the input of attention and compressed queries."""
-        q = g.rope(g.linear(h_q, block.indexer_attn_q_b), self.rope, self.dim)
+        q = self.rotated(g, g.linear(h_q, block.indexer_attn_q_b))
         k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, self.norm_eps)
-        index = g.store(g.rope(k, self.rope, self.dim), None, head_dim=self.dim)
+        index = g.store(self.rotated(g, k), None, head_dim=self.dim)
         return g.select(q, index, self.n_chosen, weights=g.linear(h, block.indexer_proj))
+
+    def rotated(self, g: Graph, x: Value) -> Value:
+        """Queries or keys behind RoPE."""
+        return g.rope(x, self.rope, self.dim) if self.rope else x
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)

@@ -42,7 +42,9 @@ MIX = record("x", "x_stride", "weights", "weights_stride", "out", "out_stride", 
 
 @attrs.frozen(eq=False)
 class StreamWeights(Op):
-    """Weights of n streams of x * scale + base: sigmoid of n, 2 * sigmoid of n, and Sinkhorn of (n, n).
+    """Weights of n streams, made of x * scale + base.
+
+    Of its n (n + 2) numbers, n pass through sigmoid, n through 2 * sigmoid, and (n, n) through Sinkhorn's iterations.
 
     `out` has the n weights of the sum, then for each stream the weight of the branch and those of the n streams.
     """
@@ -176,7 +178,7 @@ def mix_kernel() -> Kernel:
 
 
 def stream_weights(g: Recorder, x: Value, base: Param, scale: Param, n: int, n_times: int, eps: float) -> Value:
-    """Weights of the sum of n streams, and of the streams behind a branch."""
+    """Weights of the sum of n streams, and behind a branch."""
     fits = x.width == n * (n + 2) == base.weight.shape[0] and scale.weight.shape == (3,) and n_times > 0
     expect("stream_weights", fits, f"{n} streams, {n_times} times, on width {x.width}")
     return g.record(StreamWeights(g.value(x.width), x, base.weight, scale.weight, n, n_times, eps))

@@ -79,9 +79,8 @@ def test_experts_by_token_must_exist(engine: Any, tmp_path: Path) -> None:
         load(tmp_path / "model.gguf", "deepseek4_hash", engine(), tensors=tensors).logits([1, 2, 3])
 
 
-@pytest.mark.parametrize("variant", ["deepseek4", "glm5_next"])
-def test_blocks_cannot_be_shifted(variant: str, tmp_path: Path) -> None:
-    with load(tmp_path / "model.gguf", variant).create_session(reuse=False) as session:
+def test_blocks_cannot_be_shifted(tmp_path: Path) -> None:
+    with load(tmp_path / "model.gguf", "deepseek4").create_session(reuse=False) as session:
         session.eval([5, 9, 1, 7, 3, 2])
-        with pytest.raises(InvalidRequestError, match="cannot be"):
+        with pytest.raises(InvalidRequestError, match="cannot be moved"):
             session.remove_range(0, 2)
