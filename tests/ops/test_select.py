@@ -12,30 +12,43 @@ from verbs import TOKENS, WIDTH, Params, Run
 D, N_TOKENS = 16, 60
 
 
-def masks(scores: np.ndarray, n: int, block: int, n_local: int) -> np.ndarray:
+def masks(scores: np.ndarray, n: int, block: int, n_local: int, pooled: bool) -> np.ndarray:
     """Cells that each token sees, by scores [n_head, n_tokens, n_tokens]."""
     n_head, n_tokens, _ = scores.shape
     seen = np.zeros(scores.shape, bool)
     for head in range(n_head):
         for i in range(n_tokens):
             best = {b: scores[head, i, b * block : min(i + 1, (b + 1) * block)].max() for b in range(i // block + 1)}
+            if pooled:
+                best = {b: scores[head, i, (b + 1) * block - 1] for b in range((i + 1) // block)}
             best |= {b: np.inf for b in best if b > i // block - n_local}
-            for b in sorted(best, key=lambda b: (-best[b], b))[:n]:
+            incomplete = [i // block] if pooled and (i + 1) % block else []
+            for b in sorted(best, key=lambda b: (-best[b], b))[:n] + incomplete:
                 seen[head, i, b * block : min(i + 1, (b + 1) * block)] = True
     return seen
 
 
 @pytest.mark.parametrize(
-    ("n", "n_head", "n_query", "block", "n_local", "weighted", "latent"),
+    ("n", "n_head", "n_query", "block", "n_local", "weighted", "latent", "pooled"),
     [
-        (5, 1, 4, 1, 0, True, True),
-        (16, 1, 2, 1, 0, True, False),
-        (2, 2, 1, 4, 1, False, False),
-        (3, 1, 2, 5, 2, False, True),
+        (5, 1, 4, 1, 0, True, True, False),
+        (16, 1, 2, 1, 0, True, False, False),
+        (2, 2, 1, 4, 1, False, False, False),
+        (3, 1, 2, 5, 2, False, True, False),
+        (3, 1, 4, 4, 0, True, True, True),
+        (2, 2, 1, 3, 1, False, False, True),
     ],
 )
 def test_attention_to_chosen_cells(
-    n: int, n_head: int, n_query: int, block: int, n_local: int, weighted: bool, latent: bool, engine: Engine
+    n: int,
+    n_head: int,
+    n_query: int,
+    block: int,
+    n_local: int,
+    weighted: bool,
+    latent: bool,
+    pooled: bool,
+    engine: Engine,
 ) -> None:
     n_head_kv, value_dim = (1, 24) if latent else (2, 16)
     head_dim = 40 if latent else 16
@@ -48,7 +61,7 @@ def test_attention_to_chosen_cells(
         qi, ki, wi, q, k, v = (g.linear(x, param(name, width, WIDTH)) for name, width in widths.items())
         options = {"weights": wi} if weighted else {}
         index = g.store(ki, None, head_dim=D)
-        cells = g.select(qi, index, n, n_head=n_head, block=block, n_local=n_local, **options)
+        cells = g.select(qi, index, n, n_head=n_head, block=block, n_local=n_local, pooled=pooled, **options)
         kv = g.store(k, None if latent else v, head_dim=head_dim, value_dim=value_dim)
         return g.attention(q, kv, scale=0.3, cells=cells)
 
@@ -57,7 +70,7 @@ def test_attention_to_chosen_cells(
     products = np.einsum("ihqd,jd->hqij", qi.reshape(N_TOKENS, n_head, n_query, D), ki)
     if weighted:
         products = np.maximum(products, 0) * wi.reshape(N_TOKENS, n_head, n_query).transpose(1, 2, 0)[..., None]
-    seen = np.repeat(masks(products.sum(1).astype(np.float32), n, block, n_local), 4 // n_head, axis=0)
+    seen = np.repeat(masks(products.sum(1).astype(np.float32), n, block, n_local, pooled), 4 // n_head, axis=0)
     assert 0 < seen.sum() < 4 * N_TOKENS * (N_TOKENS + 1) // 2, "some cells are not seen"
     keys = np.repeat(k.reshape(N_TOKENS, n_head_kv, head_dim), 4 // n_head_kv, axis=1)
     values = keys[..., :value_dim] if latent else np.repeat(v.reshape(N_TOKENS, -1, value_dim), 4 // n_head_kv, axis=1)

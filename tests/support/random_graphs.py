@@ -21,6 +21,8 @@ from llamacli.ops.rope import Rope
 from llamacli.ops.select import Selection
 from llamacli.ops.values import LowRank, LowRanks, Param, Tensor, Value
 from llamacli_deepseek.hy4 import stream_gate
+from llamacli_deepseek.pooling import pooled, pooled_attention
+from llamacli_deepseek.streams import mix_streams, stream_weights
 from llamacli_gemma.altup import correct, match_magnitude, predict
 from llamacli_gemma.gaussian_topk import gaussian_topk
 from llamacli_l2 import slow_l2_norm
@@ -91,7 +93,7 @@ FLOORS = {"Softcap": 30.0, "Xielu": 1.0, "Map": 1.0, "CorrectStream": 1000.0, "L
 INPUT_BOUNDS = {"GaussianTopK"}
 """Ops whose rows have an error bound relative to their input, which may nearly cancel."""
 
-NUDGED = {"Attention", "SelectedAttention"}
+NUDGED = {"Attention", "SelectedAttention", "Pool", "PooledAttention", "MixStreams"}
 """Ops whose rows have an error bound by random changes of the input: sums that may cancel, weighted by exponentials."""
 
 
@@ -180,6 +182,19 @@ def _correct(d: Draft) -> None:
 @maker(_op("StreamGate"), "any")
 def _stream_gate(d: Draft) -> None:
     stream_gate(d.graph, d.x(d.width()), d.pick(1.0, 2.0), d.pick(1e-6, 0.5))
+
+
+@maker(_op("StreamWeights"), "any")
+def _stream_weights(d: Draft) -> None:
+    n = d.choose(1, 5)
+    base, scale = d.param(n * (n + 2)), d.param(3)
+    stream_weights(d.graph, d.x(n * (n + 2), even=True), base, scale, n, d.choose(1, 4), d.pick(1e-6, 0.1))
+
+
+@maker(_op("MixStreams"), "any")
+def _mix_streams(d: Draft) -> None:
+    (n_in, n_out), width = (d.choose(1, 5) for _ in range(2)), d.choose(1, 40)
+    mix_streams(d.graph, d.x(n_in * width, even=True), d.x(n_in * n_out, even=True), width)
 
 
 @maker(_op("AttentionTemperature"), "any")
@@ -448,27 +463,48 @@ def _attention(*, both_ways: bool = False, latent: bool = False) -> Maker:
     return make
 
 
-def _selection(d: Draft) -> Selection:
+def _selection(d: Draft, *, pools: bool = False) -> Selection:
     head_dim, n_head, n_query = 16 * d.choose(1, 3), d.choose(1, 3), d.choose(1, 4)
-    kv = d.graph.store(d.x(head_dim, even=True), None, head_dim=head_dim, window=d.pick(None, None, 7))
+    window = None if pools else d.pick(None, None, 7)
+    kv = d.graph.store(d.x(head_dim, even=True), None, head_dim=head_dim, window=window)
     n, weights = d.choose(1, 8), d.x(n_head * n_query) if d.choose(0, 1) else None
     return d.graph.select(
         d.x(n_head * n_query * head_dim), kv, n, weights=weights, n_head=n_head, block=d.choose(1, 4),
-        n_local=d.choose(0, min(2, n)),
+        n_local=d.choose(0, min(2, n)), pooled=pools,
     )  # fmt: skip
 
 
-def _selected(d: Draft) -> None:
+def _selected(d: Draft, *, has_sinks: bool = False) -> None:
     cells, group, head_dim = _selection(d), d.choose(1, 4), d.choose(1, 40)
     is_latent = bool(d.choose(0, 1))
     value_dim = d.choose(1, head_dim if is_latent else 40)
     k, v = d.x(cells.n_head * head_dim, even=True), None if is_latent else d.x(cells.n_head * value_dim)
     kv = d.graph.store(k, v, head_dim=head_dim, value_dim=value_dim)
-    d.graph.attention(d.x(cells.n_head * group * head_dim), kv, scale=0.3, cells=cells)
+    sinks = d.param(cells.n_head * group) if has_sinks else None
+    d.graph.attention(d.x(cells.n_head * group * head_dim), kv, scale=0.3, cells=cells, sinks=sinks)
 
 
-_simple("Select", chosen=lambda d: _selection(d))
-_simple("SelectedAttention", any=_selected)
+@maker(_op("Pool"), "any")
+def _pooled(d: Draft) -> None:
+    block, overlap = d.choose(1, 5), d.pick(False, True)
+    width = d.choose(1, 40) * (2 if overlap else 1)
+    pooled(d.graph, d.x(width, even=True), d.x(width, even=True), d.param(block, width), block, overlap=overlap)
+
+
+@maker(_op("PooledAttention"), "any")
+def _pooled_attention(d: Draft) -> None:
+    width, n_head, block = 16 * d.choose(1, 3), d.choose(1, 5), d.choose(1, 5)
+    k, k_pooled, q = (d.x(n * width, even=True) for n in (1, 1, n_head))
+    chosen = None
+    if d.choose(0, 1):
+        index = d.graph.store(d.x(16, even=True), None, head_dim=16)
+        chosen = d.graph.select(d.x(16), index, d.choose(1, 6), block=block, pooled=True).chosen
+    options = {"chosen": chosen, "block": block, "n_recent": d.choose(1, 20), "scale": 0.3}
+    pooled_attention(d.graph, q, k, k_pooled, d.param(n_head), **options)
+
+
+_simple("Select", chosen=lambda d: _selection(d), pooled=lambda d: _selection(d, pools=True))
+_simple("SelectedAttention", any=_selected, sinks=lambda d: _selected(d, has_sinks=True))
 _simple("Attention", causal=_attention(), latent=_attention(latent=True), both_ways=_attention(both_ways=True))
 
 

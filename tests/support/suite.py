@@ -45,10 +45,10 @@ hypothesis.settings.load_profile(PROFILE)
 
 
 REPRESENTATIVES = {
-    "apertus": "apertus", "bert": "bert", "gemma3n": "gemma3n", "graniteswitch": "graniteswitch", "grok": "grok",
-    "hy_v4": "hy_v4", "kimi_linear": "kimi-linear", "llama4": "llama4", "mha": "llama", "minimax_m3_mqa": "minimax-m3",
-    "mpt": "mpt", "qwen35moe_nextn": "qwen35moe", "rwkv6qwen2": "rwkv6qwen2", "rwkv7": "rwkv7",
-    "smallthinker": "smallthinker", "t5": "t5",
+    "apertus": "apertus", "bert": "bert", "deepseek4": "deepseek4", "gemma3n": "gemma3n", "graniteswitch":
+    "graniteswitch", "grok": "grok", "hy_v4": "hy_v4", "kimi_linear": "kimi-linear", "llama4": "llama4", "mha":
+    "llama", "minimax_m3_mqa": "minimax-m3", "mpt": "mpt", "qwen35moe_nextn": "qwen35moe", "rwkv6qwen2": "rwkv6qwen2",
+    "rwkv7": "rwkv7", "smallthinker": "smallthinker", "t5": "t5",
 }  # fmt: skip
 """Tiny models, and their architectures, whose graphs have each verb with each of its flags (`test_suite.py`).
 

@@ -14,17 +14,18 @@ import numpy as np
 from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.jit import kernel
-from llamacli.kernels.layout import RUN, record
+from llamacli.kernels.layout import ROW, RUN, record
 from llamacli.kernels.work import share
 
 ROUTE = record(
     "router", "stride", "scratch", "n_expert", "n_used", "shared_by", "scoring", "bias", "n_groups", "n_groups_used",
-    "renormalize", "scale", "chosen", "weights", weight_scale=np.float32,
+    "renormalize", "scale", "by_token", "chosen", "weights", weight_scale=np.float32,
 )  # fmt: skip
 """`scratch` is float32 [n_rows, 3 * n_expert]. Writes for each row: `chosen`, int64 [n_used], the experts, best first,
 and `weights`, float32 [n_used], times each expert's `scale`, float32 [n_expert], if that is not 0. `bias`,
 float32 [n_expert], is added for the choice alone, if it is not 0. Of `n_expert` scores, `shared_by` neighbours choose
-one expert, whose weight is the score of its number. `scoring` is a number of `Scoring`, ops/moe.py."""
+one expert, whose weight is the score of its number. `scoring` is a number of `Scoring`, ops/moe.py. `by_token`,
+float32 [n_vocab, n_used], are the experts of tokens that have an id, if it is not 0."""
 
 SORT = record("chosen", "n_expert", "n_used", "starts", "slots", "rows")
 """Writes `starts`, int64 [n_expert + 1], `slots`, int64 [n_rows, n_used], and `rows`, int64 [n_slots]."""
@@ -106,7 +107,9 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
     """
     a, r = carray(simd.pointer(args), 1, ROUTE)[0], carray(simd.pointer(run), 1, RUN)[0]
     first, last = share(r.n_rows - r.first_row, thread, n_threads)
+    tokens = carray(simd.pointer(r.rows), r.n_rows, ROW)
     for row in range(r.first_row + first, r.first_row + last):
+        token = tokens[row].token if a.by_token and not tokens[row].given else -1
         logits = carray(simd.pointer(a.router + row * a.stride), a.n_expert, np.float32)
         scratch = a.scratch + 12 * row * a.n_expert
         p = carray(simd.pointer(scratch), a.n_expert, np.float32)
@@ -125,6 +128,8 @@ def route(args: int, run: int, thread: int, n_threads: int) -> None:
                 if score[e] > score[best]:
                     best = e
             expert = best // a.shared_by
+            if token >= 0:
+                expert = np.int64(simd.read_f32(a.by_token + 4 * (token * a.n_used + rank)))
             chosen[rank], weights[rank] = expert, p[expert] / total
             score[best] = _EXCLUDED
         if a.scoring == 3:

@@ -22,15 +22,15 @@ from llamacli.kernels.layout import CACHE_FIELDS, LANES, record
 
 SELECT = record(
     "q", "q_stride", "weights", "weights_stride", "out", "out_stride", "n_query", "n_chosen", "block", "n_local",
-    *CACHE_FIELDS,
+    "pooled", *CACHE_FIELDS,
 )  # fmt: skip
 """`n_query` heads of queries score the cells for each head; `weights`, float32 [n_query * n_head] a row, may be 0."""
 
 SELECTED_ATTENTION = record(
-    "q", "q_stride", "chosen", "chosen_stride", "n_chosen", "per_head", "out", "out_stride", "block", *CACHE_FIELDS,
-    scale=np.float32,
+    "q", "q_stride", "chosen", "chosen_stride", "n_chosen", "per_head", "out", "out_stride", "block", "sinks",
+    *CACHE_FIELDS, scale=np.float32,
 )  # fmt: skip
-"""`chosen` are `n_chosen` blocks for all heads, or with `per_head` for each head of keys."""
+"""`chosen` are `n_chosen` blocks for all heads, or with `per_head` for each head of keys; `sinks` may be 0."""
 
 
 @njit(inline="always")
@@ -96,28 +96,35 @@ def select() -> Callable[[KVType], Kernel]:
     """Kernels that choose the best blocks of cells for each head."""
 
     def attend(a, row, head, cells, key, value):  # type: ignore[no-untyped-def]
-        out = carray(simd.pointer(a.out + row * a.out_stride + 4 * head * a.n_chosen), a.n_chosen, np.float32)
+        all_chosen = simd.pointer(a.out + row * a.out_stride + 4 * head * a.n_chosen)
+        n_chosen, out = a.n_chosen, carray(all_chosen, a.n_chosen, np.float32)
+        if a.pooled and cells.last % a.block == 0:  # no block is incomplete
+            n_chosen -= 1
+            out[n_chosen] = -1
+        out = carray(all_chosen, n_chosen, np.float32)
         begin, end = cells.first // a.block, (cells.last - 1) // a.block + 1
-        if end - begin <= a.n_chosen:
-            for i in range(a.n_chosen):
+        if end - begin <= n_chosen:
+            for i in range(n_chosen):
                 out[i] = begin + i if begin + i < end else -1
             return
-        scores = carray(simd.pointer(cells.memory), a.n_chosen, np.float32)
+        scores = carray(simd.pointer(cells.memory), n_chosen, np.float32)
         for block in range(begin, end):
             score = np.float32(np.inf)
-            if block <= cells.own // a.block - a.n_local:
+            after = (block + 1) * a.block
+            if block <= cells.own // a.block - a.n_local and (after <= cells.last or not a.pooled):
                 score = np.float32(-np.inf)
-                for cell in range(max(cells.first, block * a.block), min(cells.last, (block + 1) * a.block)):
+                before = after - 1 if a.pooled else max(cells.first, block * a.block)
+                for cell in range(before, min(cells.last, after)):
                     score = max(score, _score(a, row, head, key(cells, cell)))
             number = block - begin
-            if number < a.n_chosen:
+            if number < n_chosen:
                 scores[number], out[number] = score, block
-                if number == a.n_chosen - 1:
-                    for i in range(a.n_chosen // 2 - 1, -1, -1):
-                        _sift(scores, out, i, a.n_chosen)
+                if number == n_chosen - 1:
+                    for i in range(n_chosen // 2 - 1, -1, -1):
+                        _sift(scores, out, i, n_chosen)
             elif score > scores[0]:
                 scores[0], out[0] = score, block
-                _sift(scores, out, 0, a.n_chosen)
+                _sift(scores, out, 0, n_chosen)
         _sort(scores, out)
 
     return cache_kernel("select", SELECT, attend)
@@ -137,6 +144,8 @@ def selected_attention() -> Callable[[KVType], Kernel]:
         if a.per_head:
             chosen += 4 * (head // (a.n_head // a.n_head_kv)) * a.n_chosen
         top, total = np.float32(-np.inf), np.float32(0)
+        if a.sinks:
+            top, total = simd.read_f32(a.sinks + 4 * head), np.float32(1)
         for i in range(a.n_chosen):
             block = np.int64(simd.read_f32(chosen + 4 * i))
             if block < 0:

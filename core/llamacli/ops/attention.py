@@ -211,7 +211,7 @@ def attention(
     Formula: `out = softmax(softcap(scale * q @ k.T) - slope * |i - j| + bias[bucket(j - i)]) @ v` over what is seen
     Shapes: q [n, n_head * head_dim], sinks (n_head,), bias (n_buckets, n_head); out [n, n_head * value_dim]
     Limits: n_head is a multiple of n_head_kv; softcap > 0; alibi > 0; causal where keys have a chunk; 4 <= n_buckets;
-        `cells` goes with `scale` alone
+        `cells` goes with `scale` and `sinks` alone
     Example: `out = g.attention(q, kv, scale=1 / math.sqrt(config.head_dim))`
     """
     state = kv.state
@@ -232,10 +232,10 @@ def attention(
         expect("attention", fits, f"{name} {shape} and {n_head} heads")
         expect("attention", max_distance > shape[0] // 2, f"{name} {shape} and distances up to {max_distance}")
     if cells:
-        others = (softcap, sinks, alibi, bias, cross or None, spans or None)
+        others = (softcap, alibi, bias, cross or None, spans or None)
         plain = causal and all(option is None for option in others)
-        expect("attention", plain, "chosen cells and an option other than scale")
-        return selected_attention(g, q, kv, scale, cells)
+        expect("attention", plain, "chosen cells and an option other than scale and sinks")
+        return selected_attention(g, q, kv, scale, cells, sinks)
     bounds = f"window {state.window}, chunk {state.chunk}"
     expect("attention", not cross or state.window is state.chunk is None, f"{bounds} and cross attention")
     weight, table = (param.weight if param else None for param in (sinks, bias))

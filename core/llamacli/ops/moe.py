@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from llamacli.errors import ModelFormatError
 from llamacli.kv import N_BATCH
 from llamacli.ops import activations
 from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
@@ -46,7 +47,8 @@ class Routing:
     The `n_used` experts of largest score + `bias` are chosen, from the `groups[1]` of `groups[0]` equal groups whose
     two largest sums are largest. With `shared_by` above 1, as many neighbouring scores choose the same expert, whose
     weight is the score of its own number. Weights are scores without the bias; with `renormalize` these are scaled to
-    sum to 1, and then all are multiplied by `scale`. Equal scores: the lower number first.
+    sum to 1, and then all are multiplied by `scale`. Equal scores: the lower number first. `by_token`, (n_vocab,
+    n_used), are the experts of each token instead; rows without an id have the best ones.
     """
 
     n_used: int
@@ -56,11 +58,15 @@ class Routing:
     groups: tuple[int, int] | None
     scale: float
     shared_by: int = 1
+    by_token: Tensor | None = None
 
-    def choose(self, logits: Array, bias: Array | None) -> tuple[npt.NDArray[np.intp], Array]:
+    def choose(
+        self, logits: Array, bias: Array | None, chosen: Array | None = None
+    ) -> tuple[npt.NDArray[np.intp], Array]:
         """Choose the experts of one token, and their weights.
 
-        `logits` are float64 [n_expert]. The largest score comes first.
+        `logits` are float64 [n_expert]. The largest score comes first. `chosen` are numbers of experts, if they are
+        known.
         """
         scores = _scores(self.scoring, logits)
         # Kernels compare scores in float32, so experts that are equal there must be equal here.
@@ -71,13 +77,14 @@ class Routing:
             sums = np.sort(grouped, axis=1)[:, -2:].sum(axis=1)
             excluded = np.argsort(-sums, kind="stable")[n_groups_used:]
             grouped[excluded] = -np.inf
-        chosen = np.argsort(-ranking, kind="stable")[: self.n_used] // self.shared_by
-        weights = scores[chosen]
+        best = np.argsort(-ranking, kind="stable")[: self.n_used] // self.shared_by
+        best = best if chosen is None else chosen.astype(np.intp)
+        weights = scores[best]
         if self.scoring is Scoring.SOFTMAX_OF_CHOSEN:
             weights = softmax(weights)
         if self.renormalize:
             weights = weights / max(weights.sum(), _MIN_SUM)
-        return chosen, weights * self.scale
+        return best, weights * self.scale
 
 
 def _scores(scoring: Scoring, logits: Array) -> Array:
@@ -146,8 +153,8 @@ class MoE(Op):
 
     def tensors(self) -> list[Tensor]:
         experts = filter(None, (self.gate, self.up, self.down))
-        bias = [self.routing.bias] if self.routing.bias else []
-        return [tensor for expert in experts for tensor in expert.tensors()] + bias
+        others = [*filter(None, (self.routing.bias, self.routing.by_token))]
+        return [tensor for expert in experts for tensor in expert.tensors()] + others
 
     def matrices(self) -> list[Tensor]:
         return [matrix for expert in (self.gate, self.up, self.down) if expert for matrix in expert.matrices()]
@@ -174,8 +181,11 @@ class MoE(Op):
             return result + weights[expert.bias][e] if expert.bias else result
 
         bias = run[self.routing.bias] if self.routing.bias else None
+        known = self._experts_of(run[self.routing.by_token]) if self.routing.by_token else None
+        given = set() if run.span.inputs is None else set(run.span.inputs.rows.tolist())
         for i, logits in enumerate(run[self.router]):
-            for e, weight in zip(*self.routing.choose(logits, bias), strict=True):
+            chosen = None if known is None or i in given else known[run.tokens[i]]
+            for e, weight in zip(*self.routing.choose(logits, bias, chosen), strict=True):
                 row = x[i : i + 1] * (weight if self.weigh_input else 1)
                 up = apply(self.up, e, row)
                 inputs = [apply(self.gate, e, row), up] if self.gate else [up]
@@ -203,10 +213,14 @@ class MoE(Op):
         weights, scores = scratch("weights", "float32", n_used), scratch("scores", "float32", 3 * router.width)
         starts = scratch("starts", "int64", n_expert + 1)
         scale = to.vector(self.down.scale) if self.down.scale and not self.weigh_input else None
+        by_token = None
+        if routing.by_token:
+            table = to.vector(routing.by_token).reshape(routing.by_token.shape[0], -1)[:, :n_used]
+            by_token = to.memory(np.ascontiguousarray(self._experts_of(table)))
         to.step(
             experts.route, experts.ROUTE, router=router, scratch=scores, n_expert=router.width, n_used=n_used,
             shared_by=routing.shared_by, scoring=routing.scoring, bias=bias, n_groups=n_groups,
-            n_groups_used=n_groups_used,
+            n_groups_used=n_groups_used, by_token=by_token,
             renormalize=routing.renormalize, scale=scale, weight_scale=routing.scale, chosen=chosen, weights=weights,
             writes=("scratch", "chosen", "weights"),
         )  # fmt: skip
@@ -239,6 +253,13 @@ class MoE(Op):
             experts.combine, experts.COMBINE, x=down, out=out, width=out.width, slots=slots, n_used=n_used,
             weights=ones if self.weigh_input else weights,
         )  # fmt: skip
+
+    def _experts_of(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Experts by token; ModelFormatError for numbers that none has."""
+        n_expert = self.up.weight.shape[0]
+        if self.routing.by_token and not np.isin(table, np.arange(n_expert)).all():
+            raise ModelFormatError(f"tensor {self.routing.by_token.name} has numbers other than 0 to {n_expert - 1}")
+        return table
 
     def _fetch(self, to: Lowering, starts: Slot) -> None:
         """Append a step that reads the chosen experts from disk.
@@ -366,6 +387,7 @@ def moe(
     weight_scale: float = 1.0,
     weigh_input: bool = False,
     shared_by: int = 1,
+    by_token: Param | None = None,
 ) -> Value:
     """Record a mixture of experts.
 
@@ -375,7 +397,8 @@ def moe(
     groups, number of those that may be chosen from). Without `gate`, the activation is a function of one argument.
     Scales of the parameters, (n_expert,), multiply each expert's products. With `shared_by`, as many neighbouring
     logits of the router choose one expert e, which can be chosen more than once; its weight is the score e (adjugate
-    experts, Wu et al. 2025).
+    experts, Wu et al. 2025). With `by_token`, (n_vocab, n_used), tokens have the experts of these numbers (hash
+    layers, Roller et al. 2021), and inputs without an id have the best ones.
 
     Formula: `out = sum(w[e] * down[e](f(gate[e](x), up[e](x))))` over the chosen experts e, with `w` the scores of the
         router's logits
@@ -401,7 +424,9 @@ def moe(
     expect("moe", fits and (size > 1 or n_groups == 1), f"{n_groups_used} of {n_groups} groups and {n_expert} experts")
     bias = selection_bias.weight if selection_bias else None
     expect("moe", bias is None or bias.shape == (n_logits,), f"a selection bias and {n_logits} logits")
-    routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale, shared_by)
+    table = by_token.weight if by_token else None
+    expect("moe", table is None or table.shape[1:] == (n_used,), f"{table and table.name} and {n_used} experts")
+    routing = Routing(n_used, renormalize, scoring, bias, groups, weight_scale, shared_by, table)
     parts = Expert.of(gate) if gate else None, Expert.of(up), Expert.of(down)
     activation = checked_activation("moe", activation)
     return g.record(MoE(g.value(down.weight.shape[1]), x, router, *parts, routing, activation, weigh_input))

@@ -50,6 +50,8 @@ class Rope:
     (time), second (height), third (width) or fourth of a token's positions, numbers 0 to 3. On text the first three are
     equal and the fourth is 0. With `axial`, the frequencies begin anew with each component, as if its pairs were all
     (2D RoPE of vision transformers, Heo et al. 2024).
+
+    `offset` is added to positions. With `inverse`, pairs are rotated back.
     """
 
     n_dims: int
@@ -64,6 +66,8 @@ class Rope:
     first: int = 0
     components: tuple[int, ...] = ()
     axial: bool = False
+    offset: int = 0
+    inverse: bool = False
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, head_dim: int, *, interleaved: bool) -> Rope:
@@ -109,7 +113,7 @@ class Rope:
         each pair (`rope_freqs` of a GGUF file).
         """
         given = np.asarray(positions)
-        angle = (given[:, None] if given.ndim == 1 else given).astype(np.float32)
+        angle = (given[:, None] if given.ndim == 1 else given).astype(np.float32) + np.float32(self.offset)
         if self.components and angle.shape[1] == 1:  # of text
             angle = angle * np.array([1, 1, 1, 0], np.float32)
         pairs = self.n_dims // 2
@@ -133,7 +137,7 @@ class Rope:
         magnitude = np.float32(self.attn_factor)
         if self.ext_factor and self.freq_scale < 1:
             magnitude *= np.float32(1 - 0.1 * math.log(self.freq_scale))  # YaRN's attention temperature
-        return np.cos(angles) * magnitude, np.sin(angles) * magnitude
+        return np.cos(angles) * magnitude, np.sin(angles) * (-magnitude if self.inverse else magnitude)
 
     def _yarn_ramp(self) -> npt.NDArray[np.float32]:
         """YaRN ramp: share of the unscaled angle, float32 [n_dims/2].
@@ -247,8 +251,9 @@ class Rotate(Op):
             return None
         tensor = self._factors(shift.seq_len)
         factors = None if tensor is None else shift.weight(tensor)[: self.rope.n_dims // 2].copy()
-        cos, sin = self.rope.table([shift.by], factors)
-        magnitude = self.rope.table([0])[0][0, 0]
+        rope = attrs.evolve(self.rope, offset=0)
+        cos, sin = rope.table([shift.by], factors)
+        magnitude = rope.table([0])[0][0, 0]
         heads = np.moveaxis(keys, 1, 2)
         return np.ascontiguousarray(np.moveaxis(self._rotated(heads, cos / magnitude, -sin / magnitude), 2, 1))
 
@@ -294,6 +299,7 @@ class Rotate(Op):
         yield rope(g, x, Rope(6, interleaved=False, first=4), 16)
         yield rope(g, x, Rope(8, interleaved=False, components=(0, 1, 2, 3)), 16)
         yield rope(g, x, Rope(16, interleaved=False, components=(1, 1, 1, 1, 2, 2, 2, 2), axial=True), 16)
+        yield rope(g, x, Rope(8, interleaved=True, first=8, offset=-3, inverse=True), 16)
 
 
 def _new_table(to: Lowering, rope: Rope, factors: Tensor | None, prefix: str) -> RopeTable:

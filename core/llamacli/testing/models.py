@@ -43,8 +43,8 @@ def write_model(
     as in `vocabularies.vocabulary`. `type` is the tensor type of matrices (rows must be multiples of the type's block),
     `expert_type` that of names with `_exps.`, if it is another; `dequantized` stores the same numbers as float32.
 
-    For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are arrays, float32 or int64, to
-    add or to put in the place of others; `without` are names of tensors to leave out.
+    For broken files: `metadata` are keys to add or, with None, to leave out; `tensors` are arrays, float32, int32 or
+    int64, to add or to put in the place of others; `without` are names of tensors to leave out.
     """
     common: dict[str, Any] = {
         "general.name": f"tiny {seed}",
@@ -58,7 +58,9 @@ def write_model(
     if dequantized:
         content = {name: (_floats(*tensor), Type.F32) for name, tensor in content.items()}
     for name, array in (tensors or {}).items():
-        content[name] = (array, Type.I64) if array.dtype == np.int64 else (array.astype(np.float32), Type.F32)
+        integers = {np.dtype(np.int32): Type.I32, np.dtype(np.int64): Type.I64}
+        kind = integers.get(array.dtype, Type.F32)
+        content[name] = (array if kind is not Type.F32 else array.astype(np.float32), kind)
     content = {name: tensor for name, tensor in content.items() if name not in without}
     write_gguf(path, architecture, common | dict(keys) | dict(metadata or {}), content)
     return Path(path)

@@ -2,7 +2,7 @@
 
 Several residual streams lie side by side. Each branch reads a mean of them, weighted by gates of all streams, and its
 result is added to each, weighted likewise (after Zhu et al. 2024, arXiv:2409.19606). Attention is DeepSeek's, with
-sinks and a gate.
+sinks and a gate; in files with an indexer, it reads chosen cells.
 """
 
 import functools
@@ -30,7 +30,9 @@ from llamacli.plugin import (
     sigmoid,
     swiglu_clamped,
 )
+from llamacli_deepseek.clamps import limits
 from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
+from llamacli_deepseek.sparse import Indexer
 
 LLAMACLI_API = 1
 
@@ -60,37 +62,51 @@ def stream_gate(g: Recorder, x: Value, magnitude: float, eps: float) -> Value:
 class Hy4Config(DeepSeek2Config):
     """Number of residual streams, and their gates.
 
-    `limits` are the bounds of experts by layer, 0 for none.
+    `limits` are the bounds of experts by layer, 0 for none. Layers that do not choose cells read those of the layer
+    before, or all without an `indexer`.
     """
 
     n_stream: int
     gate_eps: float
     magnitude: float
     limits: tuple[float, ...]
+    indexer: Indexer | None
+    chooses: tuple[bool, ...]
 
 
 class HyV4(DeepSeek2):
-    """`general.architecture = hy_v4`; files with an indexer are refused."""
+    """`general.architecture = hy_v4`."""
 
     name = "hy_v4"
 
     def configure(self, metadata: Metadata) -> Hy4Config:
         """Read the hyperparameters."""
-        key = f"{self.name}.attention.indexer.top_k"
-        if metadata.get_int(key, default=0, minimum=0):
-            raise ModelFormatError(f"{metadata.source}: {key}: sinks beside chosen cells are not supported")
         common = super().configure(metadata)
         if not common.absorbed or not common.rank_q:
             raise ModelFormatError(f"{metadata.source}: {self.name}.attention.q_lora_rank or key_length_mla is missing")
-        key, streams = f"{self.name}.swiglu_clamp_exp", f"{self.name}.hyper_connection"
-        known, n = key in metadata, common.n_layer
+        streams = f"{self.name}.hyper_connection"
         return Hy4Config(
             **{field.name: getattr(common, field.name) for field in attrs.fields(type(common))},
             n_stream=metadata.get_int(f"{streams}.count", minimum=1, maximum=64),
             gate_eps=metadata.get_float(f"{streams}.epsilon"),
             magnitude=metadata.get_float(f"{streams}.magnitude"),
-            limits=metadata.get_floats(key, n, minimum=0.0) if known else (0.0,) * n,
+            limits=limits(metadata, f"{self.name}.swiglu_clamp_exp", common.n_layer),
+            **self.choice(metadata, common),
         )
+
+    def choice(self, metadata: Metadata, common: DeepSeek2Config) -> dict[str, Any]:
+        """Indexer, and the layers that have it, the first at least."""
+        key = f"{self.name}.attention.indexer"
+        if not metadata.get_int(f"{key}.top_k", default=0, minimum=0):
+            return {"indexer": None, "chooses": (False,) * common.n_layer}
+        chooses, indexer = (
+            metadata.get_bools(f"{key}.types", common.n_layer),
+            Indexer.from_gguf(metadata, self.name, common.rope),
+        )
+        if not chooses[0]:
+            raise ModelFormatError(f"{metadata.source}: {key}.types: the first layer must choose")
+        rope = attrs.evolve(common.rope, first=indexer.dim - common.rope.n_dims)
+        return {"indexer": attrs.evolve(indexer, rope=rope, norm_eps=common.rms_eps), "chooses": chooses}
 
     def rope_and_scale(self, metadata: Metadata, n_rope: int, key_dim: int) -> tuple[Rope, float]:
         """RoPE and the factor of scores."""
@@ -115,16 +131,20 @@ class HyV4(DeepSeek2):
         super().add_block(block, c, i)
         block.add("attn_sinks", c.n_head)
         block.add("attn_gate", c.n_head * c.value_dim, c.n_embd)
+        if c.chooses[i]:
+            c.indexer.add_tensors(block, c.n_embd, c.rank_q)
         self.add_gates(block, c, "hc_attn", 2)
         self.add_gates(block, c, "hc_ffn", 2)
 
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
-        streams = [g.embed(w.token_embd)] * c.n_stream
+        streams, cells = [g.embed(w.token_embd)] * c.n_stream, None
         for i, block in enumerate(w.blk):
             x, post = self.read(g, c, streams, block, "hc_attn", 2)
-            y = self.attention(g, c, block, *self.attention_inputs(g, c, block, x), None)
+            h, h_q = self.attention_inputs(g, c, block, x)
+            cells = c.indexer.choose(g, block, h, h_q) if c.chooses[i] else cells
+            y = self.attention(g, c, block, h, h_q, cells)
             streams = [x + g.mul(y, one) for x, one in zip(streams, post, strict=True)]
             x, post = self.read(g, c, streams, block, "hc_ffn", 2)
             y = self.branch(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps), i)
@@ -148,7 +168,7 @@ class HyV4(DeepSeek2):
 
     def attend(self, g: Graph, c: Any, block: Params, q: Value, kv: Any, cells: Any) -> Value:
         """Mean of the compressed values for each head, with sinks."""
-        return g.attention(q, kv, scale=c.scale, sinks=block.attn_sinks)
+        return g.attention(q, kv, scale=c.scale, sinks=block.attn_sinks, cells=cells)
 
     def project_out(self, g: Graph, c: Any, block: Params, h: Value, a: Value) -> Value:
         """Output of attention behind its gate."""

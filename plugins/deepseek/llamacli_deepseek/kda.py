@@ -32,6 +32,7 @@ from llamacli.plugin import (
     softplus,
     swiglu_late_clamped,
 )
+from llamacli_deepseek.clamps import limits
 
 LLAMACLI_API = 1
 
@@ -72,11 +73,18 @@ class KimiLinear(Decoder):
     has_gate = False
     decay_sign = 1.0
     """Sign of the factors within a bound."""
+    l2_eps: float | None = None
+    """Epsilon of the L2 norms of queries and keys, None for that of the other norms."""
+    rope_dims: tuple[int, int] = (2, 1 << 20)
+    """Fewest and most dimensions of a head that have positions."""
 
     def configure(self, metadata: Metadata) -> KdaConfig:
         """Read the hyperparameters."""
         key, count = f"{self.name}.attention", functools.partial(self.count, metadata)
-        rank_kv, n_rope = count("attention.kv_lora_rank"), count("rope.dimension_count", minimum=2)
+        rank_kv, n_rope = (
+            count("attention.kv_lora_rank"),
+            count("rope.dimension_count", minimum=self.rope_dims[0], maximum=self.rope_dims[1]),
+        )
         key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
         fields = self.fields(metadata) | {"value_dim": count("attention.value_length", default=rank_kv)}
         if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
@@ -178,7 +186,8 @@ class KimiLinear(Decoder):
         q, k, v = (
             g.map(g.short_conv(g.linear(h, param), taps.reshaped(width, c.n_taps)), silu) for param, taps in convolved
         )
-        q, k = (g.scale(g.rms_norm(x, None, c.eps / d, d), d**-0.5) for x in (q, k))
+        eps = c.eps if self.l2_eps is None else self.l2_eps
+        q, k = (g.scale(g.rms_norm(x, None, eps / d, d), d**-0.5) for x in (q, k))
         decay, gate = self.decay_and_gate(g, c, block, h)
         beta = g.map(g.linear(h, block.ssm_beta), sigmoid)
         out = g.linear_state(q, k, v, g.map(decay, exp), n_head=n_head, beta=beta, scale=d**-0.5)
@@ -262,15 +271,11 @@ class BailingMoe3(KimiLinear):
         if not metadata.get_bool(f"{self.name}.kda.safe_gate", default=True):
             raise ModelFormatError(f"{metadata.source}: {self.name}.kda.safe_gate = false is not supported")
 
-        def limits(key: str) -> tuple[float, ...]:
-            name = f"{self.name}.{key}"
-            return metadata.get_floats(name, n_blocks, minimum=0.0) if name in metadata else (0.0,) * n_blocks
-
         return {
             "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", maximum=0.0),
             "rank_q": metadata.get_int(f"{self.name}.attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20),
-            "limits": limits("swiglu_clamp_exp"),
-            "limits_shared": limits("swiglu_clamp_shexp"),
+            "limits": limits(metadata, f"{self.name}.swiglu_clamp_exp", n_blocks),
+            "limits_shared": limits(metadata, f"{self.name}.swiglu_clamp_shexp", n_blocks),
         }
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:

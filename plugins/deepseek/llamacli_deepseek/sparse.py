@@ -14,7 +14,7 @@ from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
 LLAMACLI_API = 1
 
 _NORM_EPS = 1e-6
-"""Epsilon of the indexer's layer norm, which files do not have."""
+"""Epsilon of the indexer's layer norm where files do not have it."""
 
 _ALL_CHOOSE_BELOW = 1 << 20
 """Context length below which all layers choose in files that do not say: GLM-5 and 5.1."""
@@ -22,12 +22,16 @@ _ALL_CHOOSE_BELOW = 1 << 20
 
 @attrs.frozen
 class Indexer:
-    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide, which `rope` rotates."""
+    """Lightning indexer: `n_chosen` cells by `n_head` queries, `dim` wide.
+
+    `rope` rotates queries and keys, None does not.
+    """
 
     n_head: int
     dim: int
-    rope: Rope
+    rope: Rope | None
     n_chosen: int
+    norm_eps: float = _NORM_EPS
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, architecture: str, rope: Rope) -> Self:
@@ -55,10 +59,14 @@ class Indexer:
 
     def choose(self, g: Graph, block: Params, h: Value, h_q: Value) -> Any:
         """Choice of the cells by the input of attention and compressed queries."""
-        q = g.rope(g.linear(h_q, block.indexer_attn_q_b), self.rope, self.dim)
-        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, _NORM_EPS)
-        index = g.store(g.rope(k, self.rope, self.dim), None, head_dim=self.dim)
+        q = self.rotated(g, g.linear(h_q, block.indexer_attn_q_b))
+        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, self.norm_eps)
+        index = g.store(self.rotated(g, k), None, head_dim=self.dim)
         return g.select(q, index, self.n_chosen, weights=g.linear(h, block.indexer_proj))
+
+    def rotated(self, g: Graph, x: Value) -> Value:
+        """Queries or keys behind RoPE."""
+        return g.rope(x, self.rope, self.dim) if self.rope else x
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
