@@ -137,10 +137,10 @@ async def _layouts(
             if not call.settings.media_url:
                 reason = "remote addresses are not read; send a data URI, or start the server with --media-url"
                 raise BadRequestError(f"{place}: {reason}", place, "unsupported_content")
-            source = await call.unless_gone(_in(call, fetch, url, place))
+            source = await call.unless_gone(in_thread(call, fetch, url, place))
         elif url[:7].lower() == "file://":
-            source = await call.unless_gone(_in(call, _file, call.settings.media_path, url[7:], place))
-        layout = await call.unless_gone(_in(call, _layout, model, source, place))
+            source = await call.unless_gone(in_thread(call, _file, call.settings.media_path, url[7:], place))
+        layout = await call.unless_gone(in_thread(call, _layout, model, source, place))
         n_tokens += sum(len(one.ids) for one in layout if isinstance(one, Tile))
         if n_tokens >= n_ctx:
             raise PromptTooLongError(n_tokens, n_ctx, at_least=True)
@@ -148,7 +148,8 @@ async def _layouts(
     return found
 
 
-async def _in(call: Call, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(call: Call, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in the pool of threads that decode media."""
     work = functools.partial(function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(call.server.pictures, work)
 
