@@ -17,8 +17,8 @@ MAX_ITEMS = 100
 class InputPart(Schema, kw_only=True):
     """Part of an item's content.
 
-    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, `input_image` for models that see, or `input_audio`
-    for models that hear.
+    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, `input_image` for models that see, or
+    `input_audio` for models that hear.
     """
 
     foreign: ClassVar[Foreign] = {
