@@ -15,7 +15,7 @@ import pytest
 
 from http_server import Served, served
 from llamacli import Model, load_model
-from llamacli.media.pictures import data_of_uri
+from llamacli.media.files import data_of_base64
 from llamacli.media.sound import Sound
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
@@ -56,11 +56,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Files that the server has been sent."""
     files: list[bytes] = []
 
-    def noted(uri: str) -> bytes:
-        files.append(data_of_uri(uri))
+    def noted(*given: Any) -> bytes:
+        files.append(data_of_base64(*given))
         return files[-1]
 
-    monkeypatch.setattr("llamacli.serve.http.pictures.data_of_uri", noted)
+    monkeypatch.setattr("llamacli.serve.http.pictures.data_of_base64", noted)
     return files
 
 

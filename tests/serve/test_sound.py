@@ -134,7 +134,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, max_body=100_000) as server:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         for given, code, reason in [
-            (part("a b"), "invalid_audio", "its data URI is not base64"),
+            (part("a b"), "invalid_audio", "its data is not base64"),
             (part(base64.b64encode(wav(tone())[:99]).decode()), "invalid_audio", "the sound is damaged"),
             (part(base64.b64encode(b"GIF89a").decode()), "invalid_audio", "no sound of a known type"),
             (picture, "unsupported_content", "this model hears and does not see"),
@@ -172,10 +172,29 @@ def test_what_is_refused(tmp_path: Path) -> None:
             client.audio.translations.create(model="tiny", file=("a.wav", wav(tone())), extra_body={"language": "de"})
 
 
-def test_more_tokens_than_the_context(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        reply = asked(server, part(tone(30)))
-        assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+def test_much_sound(tmp_path: Path) -> None:
+    with serving(tmp_path, max_body=100 << 20) as server:
+        for given, code, reason in [
+            ([part(tone(30))], "context_length_exceeded", ""),
+            ([part(tone(0.1))] * 60, "context_length_exceeded", ""),
+            ([part(tone(0.1))] * 100, None, "messages: 100 sounds; 64 are allowed"),
+            ([part("A" * (90 << 20))], "invalid_audio", "70778880 bytes are more than the 67108864 of sound"),
+        ]:
+            error = asked(server, *given).json["error"]
+            assert (error["code"], reason in error["message"]) == (code or error["code"], True)
+
+
+def test_an_encoder_of_another_model(tmp_path: Path) -> None:
+    """Beside the model it is left out; named, it is an error with both names."""
+    write_hearing(tmp_path, NAME)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_hearing(other, NAME, {"projection_dim": 96})
+    (tmp_path / "mmproj-text.gguf").unlink()
+    source = ModelSource("tiny", tmp_path / "text.gguf", mmproj=other / "mmproj-text.gguf")
+    engine = LocalEngine((source,), EngineSettings(threads=1, mode="fp32"), load)
+    with contextlib.closing(engine), pytest.raises(ValueError, match=r"tiny qwen3a.*another model"):
+        engine.load("tiny").result()
 
 
 def test_a_model_without_an_encoder(tmp_path: Path) -> None:

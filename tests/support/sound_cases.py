@@ -111,16 +111,17 @@ PEER_CASES = {
 """Cases whose encoders do what llama.cpp does in another way than transformers."""
 
 
-def write_hearing(folder: Path, name: str, **wrong: Any) -> Path:
+def write_hearing(folder: Path, name: str, keys: Mapping[str, Any] | None = None, **wrong: Any) -> Path:
     """Write the text model of a case and its mmproj file.
 
-    Shapes are those of llama.cpp's converter.
+    Shapes are those of llama.cpp's converter. `keys` are further ones of the encoder; `wrong` are full metadata keys that
+    the tensors do not follow.
     """
     case = (CASES | PEER_CASES)[name]
     metadata = {
         "general.type": "mmproj", "general.name": f"tiny {name}", "clip.has_audio_encoder": True,
         "clip.audio.projector_type" if "qwen3a" in name else "clip.projector_type": case.encoder.name,
-        **{f"clip.audio.{key}": value for key, value in (KEYS | case.keys).items()},
+        **{f"clip.audio.{key}": value for key, value in {**KEYS, **case.keys, **(keys or {})}.items()},
     }  # fmt: skip
     config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, "mmproj.gguf"))
     config = attrs.evolve(config, n_channels=N_CHANNELS)
