@@ -114,8 +114,8 @@ PEER_CASES = {
 def write_hearing(folder: Path, name: str, keys: Mapping[str, Any] | None = None, **wrong: Any) -> Path:
     """Write the text model of a case and its mmproj file.
 
-    Shapes are those of llama.cpp's converter. `keys` are further ones of the encoder; `wrong` are full metadata keys that
-    the tensors do not follow.
+    Shapes are those of llama.cpp's converter. `keys` are further ones of the encoder; `wrong` are full metadata keys
+    that the tensors do not follow.
     """
     case = (CASES | PEER_CASES)[name]
     metadata = {
