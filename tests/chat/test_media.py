@@ -279,7 +279,7 @@ def test_speculation_changes_no_text(tmp_path: Path, name: str, kind: str) -> No
 
 @pytest.mark.parametrize("name", ["idefics3", "qwen3a"])
 def test_adapters_with_media(tmp_path: Path, name: str) -> None:
-    """Cells of a medium are shared by equal adapters only, its rows by all."""
+    """Cells of a medium are shared by equal adapters only."""
     with load(tmp_path, name):
         pass
     lora = write_adapter(tmp_path / "lora.gguf", tmp_path / "text.gguf", chosen=lambda tensor: "attn_q.w" in tensor)

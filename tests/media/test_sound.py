@@ -133,7 +133,7 @@ def test_flac_with_its_library(tmp_path: Path) -> None:
 
 
 def test_a_bomb_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file whose channels are as many floats as do not fit is averaged block by block."""
+    """A small file whose channels are many floats is averaged in blocks."""
     soundfile = pytest.importorskip("soundfile")
     file = io.BytesIO()
     soundfile.write(file, np.zeros((3_000_000, 8), np.int16), 192_000, format="FLAC")

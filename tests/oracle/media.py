@@ -51,7 +51,7 @@ def record(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def evaluated(peer: Peer, encoder: PeerEncoder, medium: np.ndarray) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Ids (-1 for rows) of a text with a medium in it, rows, and logits of the tokens behind it."""
+    """Ids (-1 for rows), rows, and logits behind a medium."""
     mtmd, after = encoder.api, 0
     peer.clear()
     owner, parts = encoder.chunks(medium, BEFORE, AFTER)

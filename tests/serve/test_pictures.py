@@ -1,4 +1,4 @@
-"""Pictures and sound in the server: APIs, pieces of encoding, shared cells, refusals."""
+"""Pictures and sound in the server: APIs, pieces, shared cells, refusals."""
 
 from __future__ import annotations
 

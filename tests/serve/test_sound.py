@@ -185,7 +185,7 @@ def test_much_sound(tmp_path: Path) -> None:
 
 
 def test_an_encoder_of_another_model(tmp_path: Path) -> None:
-    """Beside the model it is left out; named, it is an error with both names."""
+    """A file that does not fit is an error with both names."""
     write_hearing(tmp_path, NAME)
     other = tmp_path / "other"
     other.mkdir()

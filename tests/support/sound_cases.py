@@ -90,7 +90,10 @@ class PeerVoxtral(Voxtral):
 
 
 class PeerQwen3Sound(Qwen3Sound):
-    """Qwen3-ASR as llama.cpp divides its sound: one frame more, and zeros up to whole seconds."""
+    """Qwen3-ASR as llama.cpp divides sound.
+
+    It has one frame more, and zeros up to whole seconds.
+    """
 
     def layout(self, samples: Samples, config: SoundConfig) -> list[str | Mel]:
         mel = log_mel(np.pad(samples, (0, 2 * HOP), mode="reflect"), config.n_mel)[:-1]

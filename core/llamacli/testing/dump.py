@@ -49,7 +49,7 @@ def write_dump(model: Path, tokens: Sequence[int], out: IO[str]) -> None:
 
 
 def write_encoder_dump(mmproj: Path, medium: Medium, out: IO[str]) -> None:
-    """Encode a picture or sound and print every tensor. Raises ImportError without llama-cpp-python."""
+    """Encode a medium and print every tensor. Raises ImportError without llama-cpp-python."""
     recorded = Recorded.of(mmproj)
     assert recorded.encoder is not None
     content = content_of(recorded.encoder, str(mmproj), medium)

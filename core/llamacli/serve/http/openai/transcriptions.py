@@ -93,7 +93,7 @@ async def _form(call: Call) -> tuple[bytes, dict[str, str]]:
 
 
 async def _answer(call: Call, request: SpeechRequest, data: bytes, prompt: str, about: dict[str, Any]) -> None:
-    """Answer with the reply to a message of the prompt and the sound.
+    """Answer with the reply to the prompt and the sound.
 
     `about` are further fields of `verbose_json`.
     """
