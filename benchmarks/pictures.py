@@ -108,7 +108,7 @@ def measure(folder: Path, name: str, kind: str, threads: int, runs: int) -> dict
 def main() -> None:
     """Measure the encoders of the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("encoders", nargs="*", choices=[*SHAPES, []], default=[*SHAPES])
+    parser.add_argument("encoders", nargs="*", choices=[*SHAPES, []], default=[])
     parser.add_argument("--type", nargs="+", default=["F16"], choices=["F32", "F16", "BF16", "Q8_0"], dest="kinds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
@@ -116,7 +116,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     print("| encoder | type | tokens | ours, s | llama.cpp, s | ratio | NMSE |\n|---|---|---:|---:|---:|---:|---:|")
-    for name in given.encoders:
+    for name in given.encoders or SHAPES:
         for kind in given.kinds:
             with tempfile.TemporaryDirectory() as folder:
                 row = measure(Path(folder), name, kind, given.threads, given.runs)

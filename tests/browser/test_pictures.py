@@ -27,18 +27,6 @@ from media_cases import CASES, write_mmproj, write_text
 if TYPE_CHECKING:
     from browser import PageDriver  # which imports selenium
 
-GIVE = """
-const bytes = Uint8Array.from(atob(arguments[1]), (one) => one.charCodeAt(0));
-const files = new DataTransfer();
-files.items.add(new File([bytes], arguments[2], { type: "image/png" }));
-const target = document.querySelector("#message");
-const event = arguments[0] === "paste"
-  ? new ClipboardEvent("paste", { clipboardData: files, bubbles: true, cancelable: true })
-  : new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true });
-target.dispatchEvent(event);
-"""
-"""Paste or drop a file with the name and the bytes, in base64, of the arguments."""
-
 
 def png(seed: int = 0, size: tuple[int, int] = (61, 33)) -> bytes:
     file = io.BytesIO()
@@ -53,13 +41,7 @@ class _Seeing:
         self.page, self.seen = page, seen
 
     def give(self, way: str, name: str, content: bytes) -> None:
-        self.page.run(GIVE, way, base64.b64encode(content).decode(), name)
-
-    def chips(self) -> list[str]:
-        return [one.text for one in self.page.all(".chip")]
-
-    def wait_chips(self, *names: str) -> None:
-        self.page.wait(lambda: self.chips() == [*names], f"no chips {names}: {self.chips()}")
+        self.page.give(way, name, content, "image/png")
 
 
 @pytest.fixture(scope="module")
@@ -112,21 +94,21 @@ def choose(page: PageDriver, model: str) -> None:
 def test_paste_drop_and_button(seeing: _Seeing, tmp_path: Path) -> None:
     page = seeing.page
     seeing.give("paste", "one.png", png(1))
-    seeing.wait_chips("one.png")
+    seeing.page.wait_chips("one.png")
     seeing.give("drop", "two.png", png(2))
-    seeing.wait_chips("one.png", "two.png")
+    seeing.page.wait_chips("one.png", "two.png")
     (tmp_path / "three.png").write_bytes(png(3))
     page.one("#composer input[type=file]").send_keys(str(tmp_path / "three.png"))
-    seeing.wait_chips("one.png", "two.png", "three.png")
+    seeing.page.wait_chips("one.png", "two.png", "three.png")
     page.press("Remove two.png")
-    seeing.wait_chips("one.png", "three.png")
+    seeing.page.wait_chips("one.png", "three.png")
     page.wait(
         lambda: page.run("return [...document.querySelectorAll('.chip img')].every((one) => one.naturalWidth === 61)")
     )
     page.send("What is it?")
     page.wait_reply()
     assert seeing.seen == [png(1), png(3)]
-    assert seeing.chips() == []
+    assert seeing.page.chips == []
     assert page.text(".message.user .plain") == "What is it?"
     assert [one.get_attribute("alt") for one in page.all(".message.user img")] == ["one.png", "three.png"]
     assert page.errors() == []
@@ -135,7 +117,7 @@ def test_paste_drop_and_button(seeing: _Seeing, tmp_path: Path) -> None:
 def test_pictures_are_kept_with_the_conversation(seeing: _Seeing) -> None:
     page = seeing.page
     seeing.give("drop", "one.png", png(1))
-    seeing.wait_chips("one.png")
+    seeing.page.wait_chips("one.png")
     page.press("Send")
     page.wait_reply()
     page.wait_text(".conversation .open", "one.png")
@@ -170,16 +152,16 @@ def test_export_and_import(seeing: _Seeing, tmp_path: Path) -> None:
 def test_a_model_that_does_not_see(seeing: _Seeing) -> None:
     page = seeing.page
     seeing.give("drop", "one.png", png(1))
-    seeing.wait_chips("one.png")
+    seeing.page.wait_chips("one.png")
     choose(page, "blind")
     page.send("What is it?")
     page.wait_text(".toast", "The model blind does not see: it has no encoder of pictures")
-    seeing.wait_chips("one.png")
+    seeing.page.wait_chips("one.png")
     assert page.all(".message") == []
     page.press("Close", ".toast")
     seeing.give("paste", "two.png", png(2))
     page.wait_text(".toast", "two.png is not attached. The model blind does not see")
-    seeing.wait_chips("one.png")
+    seeing.page.wait_chips("one.png")
     page.press("Remove one.png")
     page.wait(lambda: not page.button("Send").get_attribute("disabled"))
     page.press("Send")
@@ -191,7 +173,7 @@ def test_files_that_are_no_pictures(seeing: _Seeing) -> None:
     for name, content in (("text.png", b"hello"), ("cut.png", png()[:60])):
         seeing.give("drop", name, content)
         seeing.page.wait_text(".toast", f"{name} is damaged, or not a picture that this browser can show.")
-    assert seeing.chips() == []
+    assert seeing.page.chips == []
 
 
 def test_a_large_picture_is_made_smaller(seeing: _Seeing) -> None:
@@ -199,7 +181,7 @@ def test_a_large_picture_is_made_smaller(seeing: _Seeing) -> None:
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG", compress_level=0)
     seeing.give("drop", "large.png", file.getvalue())
-    seeing.wait_chips("large.png (made smaller: 3739 × 1121)")
+    seeing.page.wait_chips("large.png (made smaller: 3739 × 1121)")
     seeing.page.send("What is it?")
     seeing.page.wait_reply(60)
     (sent,) = seeing.seen

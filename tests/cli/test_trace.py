@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from sound_cases import tone, wav, write_hearing
+
 
 def test_ops_are_listed(invoke, model) -> None:
     header, first, *rows = invoke("trace", model).stdout.splitlines()
@@ -79,3 +81,18 @@ def test_encoders_of_pictures(invoke, model, tmp_path) -> None:
     text = invoke("trace", model, "--image", tmp_path / "picture.png")
     assert text.exit_code == 2
     assert f"--image is for the encoder of a mmproj file, and {model} is a model of text." in text.stderr
+
+
+def test_encoders_of_sound(invoke, model, tmp_path) -> None:
+    text = write_hearing(tmp_path, "qwen3a")
+    mmproj, sound = tmp_path / "mmproj-text.gguf", tmp_path / "sound.wav"
+    sound.write_bytes(wav(tone()))
+    rows = json.loads(invoke("trace", mmproj, "--audio", sound, "--json").stdout)
+    assert (rows[-1]["tensors"], rows[-1]["norm"] > 0) == (["mm.a.mlp.2.weight", "mm.a.mlp.2.bias"], True)
+    for options, reason in [
+        ([mmproj, "--values"], "The encoder of a mmproj file needs sound: --audio FILE."),
+        ([text, "--audio", sound], f"--audio is for the encoder of a mmproj file, and {text} is a model of text."),
+        ([mmproj, "--audio", sound, "--image", sound], "--image and --audio: an encoder reads one of them."),
+    ]:
+        wrong = invoke("trace", *options)
+        assert (wrong.exit_code, reason in wrong.stderr) == (2, True)

@@ -11,19 +11,15 @@ import numpy as np
 import pytest
 
 from llamacli import MediaError, Model, ModelFormatError, load_model
-from llamacli.chat.context import plan
-from llamacli.chat.media import marked, media_inputs, with_pictures
-from llamacli.chat.template import Rendering
 from llamacli.engine import Engine, QuantMode, ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, UnknownArchitectureError
 from llamacli.gguf import open_gguf
-from llamacli.inputs import Inputs
 from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder, find_mmproj
 from llamacli.media.pictures import Picture
 from llamacli.plugins import Plugins
 from llamacli.testing.models import write_gguf
 from llamacli.testing.tiny_media import drawn, mmproj_contents
-from media_cases import CASES, write_mmproj, write_text
+from media_cases import CASES, prompt, write_mmproj, write_text
 from oracle.goldens import DIRECTORY, nmse, sha256
 from oracle.media import AFTER, BEFORE, N_CTX, thinned
 
@@ -62,19 +58,6 @@ def load(folder: Path, name: str, **options: object) -> Model:
     return load_model(path, "fp32", plugins=plugins, threads=1, **options)
 
 
-def prompt(model: Model, picture: np.ndarray) -> Inputs:
-    encoder = model.media_encoder()
-    (message,), pictures = marked([{"content": [Picture.of(picture), AFTER]}])
-    layouts = {marker: encoder.layout(picture) for marker, picture in pictures.items()}
-    text = BEFORE + message["content"]
-    rendering = with_pictures(Rendering(text, [text]), layouts, encoder, model.tokenizer)
-    planned = plan([], rendering.parts, model.create_chat_codec().template.encode)
-    inputs = media_inputs(planned.parts, 0, lambda: encoder)
-    assert inputs is not None
-    assert inputs.keys == planned.ids
-    return inputs
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("engine", [ReferenceEngine(), default_engine(1)], ids=["reference", "native"])
 def test_embeddings_are_those_of_the_peer(tmp_path: Path, name: str, engine: Engine) -> None:
@@ -93,7 +76,7 @@ def test_ids_and_logits_are_those_of_the_peer(tmp_path: Path, name: str) -> None
     with load(tmp_path, name) as model:
         assert sha256(tmp_path / "text.gguf") == str(GOLDEN[f"{name} text sha256"])
         for picture, size in CASES[name].pictures.items():
-            inputs = prompt(model, drawn(*size))
+            inputs = prompt(model, BEFORE, Picture.of(drawn(*size)), AFTER)
             ids = inputs.ids.copy()
             ids[inputs.rows] = -1
             np.testing.assert_array_equal(ids, GOLDEN[f"{name} {picture} ids"])

@@ -1,6 +1,9 @@
 """Decoding of sound, resampling, and spectrograms."""
 
+import contextlib
+import io
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +84,10 @@ WAV = wav(tone(0.05))
         (b"", "the sound is no sound of a known type: WAV, FLAC, Ogg or MP3"),
         (b"\x89PNG\r\n\x1a\n", "no sound of a known type"),
         (encoded(tone(0.01)[:, None], 1, 16, 500), "1 channels at 500 Hz; up to 16 at 1000 to 192000 Hz are read"),
+        (encoded(tone(0.01)[:, None], 1, 16, 0), "1 channels at 0 Hz"),
+        (encoded(np.zeros((9, 64), np.float32), 1, 16), "64 channels at 16000 Hz"),
+        (encoded(np.zeros((9, 0), np.float32), 1, 16), "0 channels at 16000 Hz"),
+        (WAV[:40] + b"\xfe\xff\xff\xff" + WAV[44:], r"4294965694 bytes of its samples are missing"),
         (encoded(tone(0.01)[:, None], 7, 8), "samples of format 7 with 8 bits are not read"),
         (encoded(np.full((9, 1), np.nan), 3, 32), "its samples are not finite"),
         (np.zeros((4, 2), np.float32), r"an array of sound is floats \[n\], not float32 \[4, 2\]"),
@@ -99,6 +106,10 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sound, "MAX_SECONDS", 1)
     with pytest.raises(MediaError, match="it is longer than the 1 seconds of sound that are read"):
         Sound.of(wav(tone(1.5, rate=48_000), 48_000))
+    with monkeypatch.context() as patched:
+        patched.setattr(sound, "MAX_SAMPLES", 500)
+        with pytest.raises(MediaError, match="it has more than the 500 samples of sound that are read"):
+            Sound.of(WAV)
     monkeypatch.setattr(sound, "MAX_BYTES", 100)
     with pytest.raises(MediaError, match="1644 bytes are more than the 100 of sound"):
         Sound.of(WAV)
@@ -119,6 +130,36 @@ def test_flac_with_its_library(tmp_path: Path) -> None:
     )
     with pytest.raises(MediaError, match="the sound is damaged"):
         Sound.of(b"fLaC" + bytes(100))
+
+
+def test_a_bomb_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file whose channels are many floats is averaged in blocks."""
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((3_000_000, 8), np.int16), 192_000, format="FLAC")
+    assert len(file.getvalue()) < 200_000
+    tracemalloc.start()
+    assert len(Sound.of(file.getvalue()).samples) == 250_000
+    assert tracemalloc.get_traced_memory()[1] < 75_000_000  # 96 MB are all channels
+    tracemalloc.stop()
+    monkeypatch.setattr(sound, "MAX_SAMPLES", 500_000)
+    with pytest.raises(MediaError, match="more than the 500000 samples"):
+        Sound.of(file.getvalue())
+
+
+def test_a_file_cut_anywhere() -> None:
+    for stop in range(0, len(WAV), 7):
+        with pytest.raises(MediaError):
+            Sound.of(WAV[:stop])
+
+
+def test_flipped_bytes_raise_nothing_else() -> None:
+    random = np.random.RandomState(0)
+    for _ in range(300):
+        data = bytearray(WAV[:200] + WAV[44:144])
+        data[random.randint(0, 60)] = random.randint(0, 256)
+        with contextlib.suppress(MediaError):
+            assert np.isfinite(Sound.of(bytes(data)).samples).all()
 
 
 def test_base64() -> None:

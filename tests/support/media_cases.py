@@ -10,8 +10,13 @@ import attrs
 import numpy as np
 
 from gguf import GGMLQuantizationType as Type
+from llamacli import Model
 from llamacli.architecture import Architecture
-from llamacli.media.encoder import MediaEncoder
+from llamacli.chat.context import plan
+from llamacli.chat.media import marked, media_inputs, with_pictures
+from llamacli.chat.template import Rendering
+from llamacli.inputs import Inputs
+from llamacli.media.encoder import MediaEncoder, Medium
 from llamacli.testing.models import write_gguf
 from llamacli.testing.tiny import write_architecture
 from llamacli.testing.tiny_media import PICTURES, mmproj_contents
@@ -268,3 +273,17 @@ def write_mmproj(path: Path, name: str, *, keys: Mapping[str, Any] | None = None
                 tensors[tensor.replace("weight", bound)] = np.array([value], np.float32), Type.F32
     write_gguf(path, "clip", metadata | wrong, tensors)
     return path
+
+
+def prompt(model: Model, before: str, medium: Medium, after: str) -> Inputs:
+    """Inputs of a text with a picture or sound in it."""
+    encoder = model.media_encoder()
+    (message,), media = marked([{"content": [medium, after]}])
+    layouts = {marker: encoder.layout(one) for marker, one in media.items()}
+    text = before + message["content"]
+    rendering = with_pictures(Rendering(text, [text]), layouts, encoder, model.tokenizer)
+    planned = plan([], rendering.parts, model.create_chat_codec().template.encode)
+    inputs = media_inputs(planned.parts, 0, lambda: encoder)
+    assert inputs is not None
+    assert inputs.keys == planned.ids
+    return inputs

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from conftest import TinyGguf
-from llamacli import InvalidRequestError, Rope, load_model
+from llamacli import InvalidRequestError, MediaError, Rope, load_model
 from llamacli.engine import QuantMode, ReferenceEngine
 from llamacli.gguf import Metadata
 from llamacli.media.encoder import MediaEncoder
+from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.plugins import ARCHITECTURES, Plugins
 from llamacli.testing.dump import _print_numbers, write_dump, write_encoder_dump
 from llamacli.testing.tiny import TinyEncoder
@@ -32,6 +34,7 @@ from llamacli.tools.op_values import (
 from llamacli_llama import Llama, LlamaConfig
 from llamacli_llama.idefics3 import Idefics3
 from llamacli_qwen.vision import Qwen3Vision
+from sound_cases import CASES, PEER_CASES, PEER_SOUNDS, write_hearing
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -191,7 +194,7 @@ class TestPictures:
         return write_mmproj(tmp_path / "mmproj.gguf", architecture=Idefics3(), keys={"preproc_image_size": 64})
 
     def test_the_last_op_computes_the_embeddings(self, mmproj: Path) -> None:
-        values = Recorded.of(mmproj, Plugins.of(media=[Idefics3()])).values_of_picture(drawn(32, 32))
+        values = Recorded.of(mmproj, Plugins.of(media=[Idefics3()])).values_of_medium(Picture.of(drawn(32, 32)))
         tiny = TinyEncoder(Idefics3(), "", mmproj, None)
         with closing(tiny.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
             rows = embeddings(loaded, [drawn(32, 32)])
@@ -200,10 +203,10 @@ class TestPictures:
 
     def test_text_and_pictures_are_told_apart(self, mmproj: Path, recorded: Recorded) -> None:
         encoder = Recorded.of(mmproj, Plugins.of(media=[Idefics3()]))
-        with pytest.raises(InvalidRequestError, match=r"mmproj\.gguf: it is the encoder of pictures: it has no tokens"):
+        with pytest.raises(InvalidRequestError, match=r"mmproj\.gguf: it is a media encoder: it has no tokens"):
             encoder.values([1])
-        with pytest.raises(InvalidRequestError, match="it is a language model, which reads no picture by itself"):
-            recorded.values_of_picture(drawn(32, 32))
+        with pytest.raises(InvalidRequestError, match="it is a language model, which reads no media by itself"):
+            recorded.values_of_medium(Picture.of(drawn(32, 32)))
 
     @pytest.mark.medium
     @pytest.mark.parametrize(
@@ -216,11 +219,37 @@ class TestPictures:
         is_qwen = isinstance(encoder, Qwen3Vision)
         mmproj = write_mmproj(tmp_path / "mmproj.gguf", architecture=encoder, keys=keys, fused=is_qwen)
         with (tmp_path / "dump").open("w") as out:
-            write_encoder_dump(mmproj, drawn(61, 33), out)
-        values = Recorded.of(mmproj).values_of_picture(drawn(61, 33))
+            write_encoder_dump(mmproj, Picture.of(drawn(61, 33)), out)
+        values = Recorded.of(mmproj).values_of_medium(Picture.of(drawn(61, 33)))
         dump = read_dump(tmp_path / "dump")
         matches = compare(values, dump)
         assert first_difference(matches) is None
         assert sum(match.status == EQUAL for match in matches) >= len(matches) - 2
         wrong = compare([attrs.evolve(value, rows=value.rows + 1, others=()) for value in values], dump)
         assert first_difference(wrong) is not None
+
+
+class TestSound:
+    def test_the_other_medium_is_refused(self, tmp_path: Path) -> None:
+        write_hearing(tmp_path, "qwen3a")
+        recorded = Recorded.of(tmp_path / "mmproj-text.gguf", Plugins.of(media=[CASES["qwen3a"].encoder]))
+        with pytest.raises(
+            MediaError, match=r"mmproj-text\.gguf' is one of sound: the model has no encoder of pictures"
+        ):
+            recorded.values_of_medium(Picture.of(drawn(32, 32)))
+
+    @pytest.mark.medium
+    @pytest.mark.parametrize("name", PEER_CASES)
+    def test_products_of_mtmd_agree(self, name: str, tmp_path: Path) -> None:
+        pytest.importorskip("llama_cpp")
+        write_hearing(tmp_path, name)
+        mmproj, sound = tmp_path / "mmproj-text.gguf", Sound.of(PEER_SOUNDS["short"])
+        with (tmp_path / "dump").open("w") as out:
+            write_encoder_dump(mmproj, sound, out)
+        values = Recorded.of(mmproj, Plugins.of(media=[PEER_CASES[name].encoder])).values_of_medium(sound)
+        products = [value for value in values if value.op.verb == "linear"]
+        assert len(products) >= 14
+        dump = read_dump(tmp_path / "dump")
+        assert {match.status for match in compare(products, dump)} == {EQUAL}
+        wrong = [attrs.evolve(value, rows=value.rows + 1, others=()) for value in products]
+        assert EQUAL not in {match.status for match in compare(wrong, dump)}

@@ -14,6 +14,7 @@ from llamacli.cli.output import print_json, print_table
 from llamacli.cli.progress import working
 
 if TYPE_CHECKING:
+    from llamacli.media.encoder import Medium
     from llamacli.tools.op_values import Match, OpRecord
 
 _N_NUMBERS = 3
@@ -24,6 +25,7 @@ _N_NUMBERS = 3
 @click.option("-p", "--prompt", metavar="TEXT", help="Text to evaluate.")
 @click.option("--tokens", type=IntList(1 << 30), help="Token ids to evaluate instead. Default: 0,1,2,3.")
 @click.option("--image", metavar="FILE", type=PATH, help="Picture for the encoder of a mmproj file; implies --values.")
+@click.option("--audio", metavar="FILE", type=PATH, help="Sound likewise.")
 @click.option("--values", is_flag=True, help="Run the ops, in NumPy, and show the norm and first numbers of each.")
 @click.option("--against", metavar="DUMP", type=PATH, help="Output of llama-eval-callback to compare with.")
 @click.option("--json", is_flag=True, help="Print JSON.")
@@ -33,6 +35,7 @@ def trace(
     prompt: str | None,
     tokens: tuple[int, ...] | None,
     image: str | None,
+    audio: str | None,
     values: bool,
     against: str | None,
     json: bool,
@@ -42,28 +45,38 @@ def trace(
     With --values each op is run on a prompt. With --against DUMP, the output of llama.cpp's llama-eval-callback for the
     same tokens, the tensor with the numbers of each op is shown, and the first op that differs is marked: `=` is equal,
     `!` different, `?` without counterpart. `python -m llamacli.testing.dump MODEL --tokens 0 1 2 3` makes such a file
-    with llama-cpp-python. Of a mmproj file the last tile of a picture is run, by --image FILE, which that program takes
-    too.
+    with llama-cpp-python. Of a mmproj file the last tile of a picture or of sound is run, by --image FILE or --audio
+    FILE, which that program takes too.
     """
-    picture = None
+    medium: Medium | None = None
+    if image is not None and audio is not None:
+        raise click.UsageError("--image and --audio: an encoder reads one of them.")
     if image is not None:
         from llamacli.media.pictures import Picture
 
-        picture = Picture.of(image)
+        medium = Picture.of(image)
+    elif audio is not None:
+        from llamacli.media.sound import Sound
+
+        medium = Sound.of(audio)
     with working("recording the forward pass"):
         from llamacli.tools.op_values import UNKNOWN, Match, Recorded, compare, first_difference, read_dump
 
         recorded = Recorded.of(model)
-    if picture is not None and recorded.encoder is None:
-        raise click.UsageError(f"--image is for the encoder of a mmproj file, and {model} is a model of text.")
-    if not values and not against and picture is None:
+    if medium is not None and recorded.encoder is None:
+        option = "--image" if image is not None else "--audio"
+        raise click.UsageError(f"{option} is for the encoder of a mmproj file, and {model} is a model of text.")
+    if not values and not against and medium is None:
         _print([_row(op) for op in recorded.ops], json)
         return
-    if picture is None and recorded.encoder is not None:
-        raise click.UsageError("The encoder of a mmproj file needs a picture: --image FILE.")
+    if medium is None and recorded.encoder is not None:
+        from llamacli.media.sound import Sound
+
+        need = "sound: --audio FILE" if recorded.encoder.medium is Sound else "a picture: --image FILE"
+        raise click.UsageError(f"The encoder of a mmproj file needs {need}.")
     with working("running the ops"):
-        if picture is not None:
-            found = recorded.values_of_picture(picture.pixels)
+        if medium is not None:
+            found = recorded.values_of_medium(medium)
         else:
             found = recorded.values(list(tokens or range(4)) if prompt is None else recorded.encode(prompt))
     if not against:

@@ -297,13 +297,10 @@ class LoadedEncoder:
 
     def expect(self, medium: type[Medium]) -> None:
         """Raise MediaError unless the encoder reads a medium."""
-        if medium is not self.medium:
-            has, lacks = ("sound", "pictures") if self.medium is Sound else ("pictures", "sound")
-            raise MediaError(f"the encoder {self.name!r} is one of {has}: the model has no encoder of {lacks}")
+        _expect(self._encoder, self.name, medium)
 
     def _layout(self, medium: Medium) -> list[str | Tile]:
-        self.expect(type(medium))
-        content = medium.pixels if isinstance(medium, Picture) else medium.samples
+        content = content_of(self._encoder, self.name, medium)
         with plugin_errors(f"media encoder {self.projector!r}"):
             parts = self._encoder.layout(content, self.config)
         found: list[str | Tile] = []
@@ -392,6 +389,21 @@ class LoadedEncoder:
 
     def __repr__(self) -> str:
         return f"<LoadedEncoder {self.projector}, {self.name}>"
+
+
+def content_of(encoder: MediaEncoder, name: str, medium: Medium) -> Pixels | Samples:
+    """Pixels of a picture, or samples of sound, for an encoder.
+
+    Raises MediaError if the encoder, of this name, reads the other.
+    """
+    _expect(encoder, name, type(medium))
+    return medium.pixels if isinstance(medium, Picture) else medium.samples
+
+
+def _expect(encoder: MediaEncoder, name: str, medium: type[Medium]) -> None:
+    if medium is not encoder.medium:
+        has, lacks = ("sound", "pictures") if encoder.medium is Sound else ("pictures", "sound")
+        raise MediaError(f"the encoder {name!r} is one of {has}: the model has no encoder of {lacks}")
 
 
 @attrs.frozen(eq=False)

@@ -37,7 +37,11 @@ MAX_BYTES = 64 << 20
 MAX_SECONDS = 1800
 """Longest sound that is decoded."""
 
+MAX_SAMPLES = MAX_SECONDS * 48_000
+"""Most samples of a channel that are decoded, whatever their rate."""
+
 _MAX_RATE, _MIN_RATE, _MAX_CHANNELS = 192_000, 1_000, 16
+_BLOCK = 1 << 16  # samples of each channel that are decoded at a time
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _MEL_FLOOR = 1e-10
 _HALF = 16  # zero crossings of the resampling filter on each side
@@ -59,7 +63,8 @@ class Sound:
 
         WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need the package soundfile. Channels are
         averaged, other rates resampled. Arrays are floats [n] at `SAMPLE_RATE`. Raises MediaError for a file that
-        cannot be read, is cut or of another type, one beyond `MAX_BYTES` or `MAX_SECONDS`, and for anything else.
+        cannot be read, is cut or of another type, one beyond `MAX_BYTES`, `MAX_SECONDS` or `MAX_SAMPLES`, and for
+        anything else.
         """
         if isinstance(given, Sound):
             return given
@@ -114,7 +119,7 @@ def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
     cutoff = min(1.0, up / down)
     half = math.ceil(_HALF / cutoff)
     n = -(len(samples) * up // -down)
-    padded = np.pad(samples.astype(np.float64), half + 1)
+    padded = np.pad(samples, half + 1)
     places = np.arange(n, dtype=np.int64) * down
     whole, phases = places // up, places % up
     out, taps = np.empty(n, np.float32), np.arange(-half, half + 1)
@@ -125,7 +130,7 @@ def resampled(samples: npt.NDArray[Any], rate: int) -> Samples:
         kernel = cutoff * np.sinc(cutoff * distance) * np.cos(np.pi * np.clip(distance / (half + 1), -0.5, 0.5)) ** 2
         for start in range(0, len(at), 4096):
             some = at[start : start + 4096]
-            out[some] = windows[whole[some] + 1] @ (kernel / kernel.sum())
+            out[some] = windows[whole[some] + 1] @ (kernel / kernel.sum())  # in float64
     return out
 
 
@@ -166,11 +171,14 @@ def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
     try:
         with soundfile.SoundFile(io.BytesIO(source)) as file:
             _expect_form(file.channels, file.samplerate, name)
-            samples = file.read(MAX_SECONDS * file.samplerate + 1, "float32", always_2d=True)
-            rate = file.samplerate
+            rate, n, parts = file.samplerate, 0, [np.empty(0, np.float32)]
+            # All channels of a small file may be gigabytes, and what its header says is not to be relied on.
+            while n <= _most(rate) and len(block := file.read(_BLOCK, "float32", always_2d=True)):
+                parts.append(block.mean(1, dtype=np.float32))
+                n += len(block)
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise MediaError(f"{name} is damaged: {str(error).rpartition('>: ')[2][:120]}") from None
-    return _mono(samples, rate, name)
+    return resampled(_checked(np.concatenate(parts), rate, name), rate)
 
 
 def _samples_of(data: bytes, form: tuple[int, ...], name: str) -> Samples:
@@ -179,7 +187,7 @@ def _samples_of(data: bytes, form: tuple[int, ...], name: str) -> Samples:
         raise MediaError(f"{name}: samples of format {kind} with {bits} bits are not read; save it as PCM of 16 bits")
     _expect_form(channels, rate, name)
     width = channels * bits // 8
-    n = min(len(data) // width, MAX_SECONDS * rate + 1)
+    n = min(len(data) // width, _most(rate) + 1)
     return _mono(_READERS[kind, bits](data[: n * width]).reshape(-1, channels), rate, name)
 
 
@@ -195,9 +203,16 @@ def _mono(samples: npt.NDArray[np.float32], rate: int, name: str) -> Samples:
     return resampled(_checked(samples.mean(1, dtype=np.float32), rate, name), rate)
 
 
+def _most(rate: int) -> int:
+    """Most samples of a channel."""
+    return min(MAX_SECONDS * rate, MAX_SAMPLES)
+
+
 def _checked(samples: Samples, rate: int, name: str) -> Samples:
     if not len(samples):
         raise MediaError(f"{name}: sound of 0 seconds is empty")
+    if len(samples) > MAX_SAMPLES:
+        raise MediaError(f"{name}: it has more than the {MAX_SAMPLES} samples of sound that are read")
     if len(samples) > MAX_SECONDS * rate:
         raise MediaError(f"{name}: it is longer than the {MAX_SECONDS} seconds of sound that are read")
     if not np.isfinite(samples).all():

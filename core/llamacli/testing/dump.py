@@ -1,6 +1,6 @@
 """Dump of llama.cpp's tensors, like llama-eval-callback's: `python -m llamacli.testing.dump MODEL --tokens 1 5 9`.
 
-Of a mmproj file those of its encoder: `python -m llamacli.testing.dump MMPROJ --image FILE`.
+Of a mmproj file those of its encoder: `python -m llamacli.testing.dump MMPROJ --image FILE`, or `--audio FILE`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from llamacli.media.pictures import Picture, Pixels
+from llamacli.media.encoder import Medium, content_of
+from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.testing.peer import Peer
 from llamacli.testing.peer_media import PeerEncoder, write_reader
 from llamacli.tools.op_values import Recorded
@@ -46,13 +48,15 @@ def write_dump(model: Path, tokens: Sequence[int], out: IO[str]) -> None:
         peer.eval(tokens)
 
 
-def write_encoder_dump(mmproj: Path, pixels: Pixels, out: IO[str]) -> None:
-    """Encode a picture and print every tensor. Raises ImportError without llama-cpp-python."""
-    width = Recorded.of(mmproj).graph.ops[-1].out.width
+def write_encoder_dump(mmproj: Path, medium: Medium, out: IO[str]) -> None:
+    """Encode a medium and print every tensor. Raises ImportError without llama-cpp-python."""
+    recorded = Recorded.of(mmproj)
+    assert recorded.encoder is not None
+    content = content_of(recorded.encoder, str(mmproj), medium)
     with tempfile.TemporaryDirectory() as folder:
-        reader = write_reader(Path(folder) / "reader.gguf", width)
+        reader = write_reader(Path(folder) / "reader.gguf", recorded.graph.ops[-1].out.width)
         with Peer(reader, 256) as peer, PeerEncoder(peer, mmproj, on_tensor=_printer(out)) as encoder:
-            encoder.encode(pixels)
+            encoder.encode(content)
 
 
 def _printer(out: IO[str]) -> Callable[[int], None]:
@@ -121,8 +125,11 @@ if __name__ == "__main__":
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--tokens", type=int, nargs="+", help="token ids")
     given.add_argument("--image", type=Path, help="picture for the encoder of a mmproj file")
+    given.add_argument("--audio", type=Path, help="sound for the encoder of a mmproj file")
     options = parser.parse_args()
     if options.image:
-        write_encoder_dump(options.model, Picture.of(options.image).pixels, sys.stdout)
+        write_encoder_dump(options.model, Picture.of(options.image), sys.stdout)
+    elif options.audio:
+        write_encoder_dump(options.model, Sound.of(options.audio), sys.stdout)
     else:
         write_dump(options.model, options.tokens, sys.stdout)

@@ -48,14 +48,18 @@ class PeerEncoder:
             raise OSError(f"mtmd refuses {mmproj}{reason_of(errors)}")
         self._width = llama_cpp.llama_model_n_embd_inp(peer.model)
 
-    def chunks(self, picture: npt.NDArray[np.uint8], before: str = "", after: str = "") -> tuple[Any, list[Any]]:
-        """Chunks of the text around a picture, and their owner.
+    def chunks(self, medium: npt.NDArray[Any], before: str = "", after: str = "") -> tuple[Any, list[Any]]:
+        """Chunks of the text around a picture or sound, and their owner.
 
-        The picture is uint8 [height, width, 3].
+        A picture is uint8 [height, width, 3], sound float32 [n].
         """
-        height, width = picture.shape[:2]
-        data = (ctypes.c_uint8 * picture.size).from_buffer_copy(picture.tobytes())
-        bitmap = self.api.mtmd_bitmap_init(width, height, data)
+        if medium.ndim == 1:
+            samples = (ctypes.c_float * len(medium)).from_buffer_copy(medium.tobytes())
+            bitmap = self.api.mtmd_bitmap_init_from_audio(len(medium), samples)
+        else:
+            height, width = medium.shape[:2]
+            data = (ctypes.c_uint8 * medium.size).from_buffer_copy(medium.tobytes())
+            bitmap = self.api.mtmd_bitmap_init(width, height, data)
         text = f"{before}{self.api.mtmd_default_marker().decode()}{after}".encode()
         given = self.api.mtmd_input_text(text=text, text_len=len(text), add_special=False, parse_special=True)
         owner = self.api.mtmd_input_chunks_init()
@@ -63,7 +67,7 @@ class PeerEncoder:
         status = self.api.mtmd_tokenize(self.context, owner, ctypes.byref(given), bitmaps, 1)
         self.api.mtmd_bitmap_free(bitmap)
         if status:
-            raise OSError(f"mtmd does not divide a picture of {width} x {height} pixels: status {status}")
+            raise OSError(f"mtmd does not divide a medium {list(medium.shape)}: status {status}")
         n = self.api.mtmd_input_chunks_size(owner)
         return owner, [self.api.mtmd_input_chunks_get(owner, i) for i in range(n)]
 
@@ -72,23 +76,23 @@ class PeerEncoder:
         return bool(self.api.mtmd_input_chunk_get_type(chunk) == 0)
 
     def rows(self, chunk: Any) -> Rows:
-        """Embeddings of a chunk of a picture, float32 [n, width].
+        """Embeddings of a chunk of a picture or sound, float32 [n, width].
 
         Pixtral's breaks begin as uninitialized memory times 0, which may not be finite: then it is encoded again.
         """
         shape = (self.api.mtmd_input_chunk_get_n_tokens(chunk), self._width)
         for _ in range(_N_TRIALS):
             if status := self.api.mtmd_encode_chunk(self.context, chunk):
-                raise OSError(f"mtmd does not encode a picture: status {status}")
+                raise OSError(f"mtmd does not encode a medium: status {status}")
             output = ctypes.cast(self.api.mtmd_get_output_embd(self.context), ctypes.POINTER(ctypes.c_float))
             values: Rows = np.ctypeslib.as_array(output, shape).copy()
             if np.isfinite(values).all():
                 return values
         raise OSError("mtmd's embeddings are not finite")
 
-    def encode(self, picture: npt.NDArray[np.uint8]) -> Rows:
-        """Embeddings of all tiles of a picture, float32 [n, width]."""
-        owner, parts = self.chunks(picture)
+    def encode(self, medium: npt.NDArray[Any]) -> Rows:
+        """Embeddings of all tiles of a picture or sound, float32 [n, width]."""
+        owner, parts = self.chunks(medium)
         rows = [self.rows(part) for part in parts if not self.is_text(part)]
         self.api.mtmd_input_chunks_free(owner)
         return np.concatenate(rows)

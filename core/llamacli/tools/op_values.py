@@ -23,8 +23,7 @@ from llamacli.graph import Graph, Value
 from llamacli.inputs import Inputs
 from llamacli.kv import KVLayout, KVPool, KVSequence
 from llamacli.loaders import ModelFile, open_model_file
-from llamacli.media.encoder import MediaEncoder, RecordedEncoder, projector_of
-from llamacli.media.pictures import Picture, Pixels
+from llamacli.media.encoder import MediaEncoder, Medium, RecordedEncoder, content_of, projector_of
 from llamacli.ops.base import Op, verb_of
 from llamacli.ops.run import Run, Span
 from llamacli.plugins import Plugins, installed_plugins
@@ -102,25 +101,22 @@ class Recorded:
         vocabulary, without tokens, or for a model with an encoder.
         """
         if self.encoder is not None:
-            raise InvalidRequestError(f"{self.file.path}: it is the encoder of pictures: it has no tokens")
+            raise InvalidRequestError(f"{self.file.path}: it is a media encoder: it has no tokens")
         if self.graph.n_encoder:
             raise InvalidRequestError("an encoder and a decoder have a text each: values of one prompt cannot be shown")
         if not tokens or not all(0 <= token < self.config.n_vocab for token in tokens):
             raise InvalidRequestError(f"tokens must be ids from 0 to {self.config.n_vocab - 1}, not {list(tokens)}")
         return self._run(Inputs.of(np.array(tokens, np.int32)), None)
 
-    def values_of_picture(self, pixels: Pixels) -> list[OpValues]:
-        """Run the ops on the last tile of a picture.
+    def values_of_medium(self, medium: Medium) -> list[OpValues]:
+        """Run the ops on the last tile of a picture or sound.
 
-        The picture is uint8 [height, width, 3].
-        Raises InvalidRequestError for a language model and an encoder of sound, MediaError for a picture that the
-        encoder refuses.
+        Raises InvalidRequestError for a language model, MediaError for a medium that the encoder does not read.
         """
         if self.encoder is None:
-            raise InvalidRequestError(f"{self.file.path}: it is a language model, which reads no picture by itself")
-        if self.encoder.medium is not Picture:
-            raise InvalidRequestError(f"{self.file.path}: it is an encoder of sound, which reads no picture")
-        tile = [part for part in self.encoder.layout(pixels, self.config) if not isinstance(part, str)][-1]
+            raise InvalidRequestError(f"{self.file.path}: it is a language model, which reads no media by itself")
+        content = content_of(self.encoder, str(self.file.path), medium)
+        tile = [part for part in self.encoder.layout(content, self.config) if not isinstance(part, str)][-1]
         return self._run(*self.encoder.inputs(tile, self.config))
 
     def _run(self, inputs: Inputs, order: npt.NDArray[np.int64] | None) -> list[OpValues]:

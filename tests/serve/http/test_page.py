@@ -52,7 +52,7 @@ def test_policy_allows_this_server_only(page) -> None:
     policy = page.send("/").headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["connect-src"] == "'self'"
-    assert rules["img-src"] == "'self' data:"
+    assert (rules["img-src"], rules["media-src"]) == ("'self' data:", "data:")
     assert rules["require-trusted-types-for"] == "'script'"
     assert rules["trusted-types"] == rules["object-src"] == rules["frame-ancestors"] == "'none'"
     assert "unsafe" not in policy

@@ -151,7 +151,7 @@ async def show(call: Call, request: OllamaName) -> None:
     }
     capabilities = ["completion"]
     capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
-    capabilities += ["vision"] * info.sees
+    capabilities += ["vision"] * info.sees + ["audio"] * info.hears
     settings, preset = call.server.settings_of(info), info.preset or Preset()
     template = settings.template or own_templates(model.metadata).get("default", "")
     if template:

@@ -20,6 +20,7 @@ POLICY = "; ".join(
         "default-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",  # pictures of messages
+        "media-src data:",  # sound of messages
         "object-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",

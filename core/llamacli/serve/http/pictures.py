@@ -16,7 +16,9 @@ from llamacli.chat.media import Layout, prompt_of_pictures
 from llamacli.errors import MediaError, TokenizerError
 from llamacli.inputs import Contents
 from llamacli.media.encoder import LoadedEncoder, Tile
+from llamacli.media.files import data_of_base64
 from llamacli.media.pictures import MAX_BYTES, Picture, data_of_uri
+from llamacli.media.sound import MAX_BYTES as SOUND_BYTES
 from llamacli.model import Model
 from llamacli.serve.errors import BadRequestError, PromptTooLongError
 from llamacli.serve.http.call import Call
@@ -36,6 +38,7 @@ MAX_PICTURES = 64
 """Most pictures or sounds of a request."""
 MEDIA = ("image_url", "input_audio")
 """Types of parts with media."""
+_SOUND = "data:;base64,"
 
 
 async def layouts(call: Call, messages: Sequence[ChatMessage], model: Model, info: ModelInfo) -> list[Layout]:
@@ -122,7 +125,7 @@ def _divided(prompt: PromptText, name: str) -> tuple[list[str], list[tuple[str, 
 
 def _address(part: ContentPart) -> str:
     if part.type == "input_audio":
-        return f"data:;base64,{part.input_audio.data if part.input_audio else ''}"
+        return f"{_SOUND}{part.input_audio.data if part.input_audio else ''}"
     return part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else ""
 
 
@@ -137,10 +140,10 @@ async def _layouts(
             if not call.settings.media_url:
                 reason = "remote addresses are not read; send a data URI, or start the server with --media-url"
                 raise BadRequestError(f"{place}: {reason}", place, "unsupported_content")
-            source = await call.unless_gone(_in(call, fetch, url, place))
+            source = await call.unless_gone(in_thread(call, fetch, url, place))
         elif url[:7].lower() == "file://":
-            source = await call.unless_gone(_in(call, _file, call.settings.media_path, url[7:], place))
-        layout = await call.unless_gone(_in(call, _layout, model, source, place))
+            source = await call.unless_gone(in_thread(call, _file, call.settings.media_path, url[7:], place))
+        layout = await call.unless_gone(in_thread(call, _layout, model, source, place))
         n_tokens += sum(len(one.ids) for one in layout if isinstance(one, Tile))
         if n_tokens >= n_ctx:
             raise PromptTooLongError(n_tokens, n_ctx, at_least=True)
@@ -148,7 +151,8 @@ async def _layouts(
     return found
 
 
-async def _in(call: Call, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(call: Call, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in the pool of threads that decode media."""
     work = functools.partial(function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(call.server.pictures, work)
 
@@ -182,7 +186,10 @@ def _file(folder: Path | None, name: str, place: str) -> bytes:
 def _layout(model: Model, source: str | bytes, place: str) -> Layout:
     encoder: LoadedEncoder = model.media_encoder()
     try:
-        return encoder.layout_of_file(data_of_uri(source) if isinstance(source, str) else source)
+        if isinstance(source, str):
+            is_picture = encoder.medium is Picture
+            source = data_of_uri(source) if is_picture else data_of_base64(source[len(_SOUND) :], SOUND_BYTES, "sound")
+        return encoder.layout_of_file(source)
     except MediaError as error:
         code = "invalid_image" if encoder.medium is Picture else "invalid_audio"
         raise BadRequestError(f"{place}: {error}", place, code) from None

@@ -23,7 +23,7 @@ const narrow = matchMedia("(max-width: 60rem)");
 class App {
   replies = new Map(); // by id of the message
   saving = new Map(); // conversations to be saved, with their timers
-  saved_ms = 0; // duration of the last save: pictures make it long
+  saved_ms = 0; // duration of the last save: pictures and sound make it long
   models = [];
   props = {};
   tools = []; // definitions of the tools that the server runs
@@ -35,7 +35,7 @@ class App {
       send: (text, files) => this.#send(text, files),
       stop: () => this.#running()?.stop(),
       warn: (text) => this.#warn(text),
-      blindness: () => this.#blindness(),
+      lack: (kind) => this.#lack(kind),
     });
     this.settings = new SettingsView(find("#settings-fields"), { changed: (settings) => this.#settingsChanged(settings) });
     this.sidebar = new Sidebar(find("#sidebar"), {
@@ -381,11 +381,12 @@ class App {
     this.#showModels();
   }
 
-  /** Reason why the model takes no pictures; "" if it does, or if that is not known before it is loaded. */
-  #blindness() {
+  /** Reason why the model takes no "image" or "audio"; "" if it does, or if that is not known before it is loaded. */
+  #lack(kind) {
     const model = this.models.find(({ id }) => id === this.conversation.settings.model);
-    const sees = !model?.meta.loaded || model.architecture.input_modalities.includes("image");
-    return sees ? "" : `The model ${model.id} does not see: it has no encoder of pictures (a mmproj file).`;
+    if (!model?.meta.loaded || model.architecture.input_modalities.includes(kind)) return "";
+    const [does, what] = kind === "image" ? ["see", "pictures"] : ["hear", "sound"];
+    return `The model ${model.id} does not ${does}: it has no encoder of ${what} (a mmproj file).`;
   }
 
   #defaults() {

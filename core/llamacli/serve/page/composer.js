@@ -1,15 +1,17 @@
 // Field for the next message, with files, and the button that sends or stops.
 
 import { announce, el, icon, iconButton } from "./dom.js";
-import { isPicture, readPicture, readText } from "./files.js";
+import { kindOf, read } from "./files.js";
+
+const MEDIA = { image: "picture", audio: "sound" };
 
 export class Composer {
   /**
    * Composer in the form `node`. `send(text, files)` and `stop()` are called by the button; `warn(text)` for bad files.
-   * `blindness()` says why the model takes no pictures, "" if it does.
+   * `lack(kind)` says why the model takes no files of a kind, "image" or "audio"; "" if it does.
    */
-  constructor(node, { send, stop, warn, blindness }) {
-    Object.assign(this, { node, send, stop, warn, blindness, files: [], running: false });
+  constructor(node, { send, stop, warn, lack }) {
+    Object.assign(this, { node, send, stop, warn, lack, files: [], running: false });
     this.field = node.querySelector("textarea");
     this.chips = node.querySelector(".chips");
     this.button = node.querySelector(".send");
@@ -45,10 +47,12 @@ export class Composer {
     }
     const text = this.field.value.trim();
     if (!text && !this.files.length) return;
-    const reason = this.files.some(({ image }) => image) && this.blindness();
-    if (reason) {
-      this.warn(`${reason} Remove the picture, or choose another model.`);
-      return;
+    for (const [kind, name] of Object.entries(MEDIA)) {
+      const reason = this.files.some((file) => file[kind]) && this.lack(kind);
+      if (reason) {
+        this.warn(`${reason} Remove the ${name}, or choose another model.`);
+        return;
+      }
     }
     const files = this.files;
     this.field.value = "";
@@ -57,13 +61,13 @@ export class Composer {
     this.send(text, files);
   }
 
-  /** Attach files of text and pictures. */
+  /** Attach files of text, pictures and sound. */
   async attach(files) {
     for (const file of files) {
       try {
-        const reason = isPicture(file) && this.blindness();
+        const reason = kindOf(file) in MEDIA && this.lack(kindOf(file));
         if (reason) throw new Error(`${file.name} is not attached. ${reason}`);
-        this.files.push(await (isPicture(file) ? readPicture : readText)(file));
+        this.files.push(await read(file));
         announce(`${file.name} is attached`);
       } catch (error) {
         this.warn(error.message);

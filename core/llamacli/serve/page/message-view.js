@@ -39,7 +39,7 @@ export class MessageView {
     if (this.editing || this.shown === this.message.content) return true;
     this.shown = this.message.content;
     const { content, files = [], role, name } = this.message;
-    const chips = files.map((file) => file.image ? picture(file) :
+    const chips = files.map((file) => file.image ? picture(file) : file.audio ? player(file) :
       el("details", { className: "attachment" },
         el("summary", {}, icon("clip"), `${file.name} `, el("span", { className: "muted" }, size(file.text))),
         el("pre", { tabIndex: 0 }, file.text.length > 20_000 ? `${file.text.slice(0, 20_000)}…` : file.text)));
@@ -305,6 +305,12 @@ function picture({ name, image }) {
     el("img", { src: image, alt: name }));
   button.addEventListener("click", () => button.setAttribute("aria-pressed", String(button.classList.toggle("large"))));
   return button;
+}
+
+/** Player of a message's sound, with its name. */
+function player({ name, audio }) {
+  return el("figure", { className: "sound" }, el("audio", { controls: true, src: audio, aria: { label: name } }),
+    el("figcaption", { className: "muted" }, name));
 }
 
 function size(text) {

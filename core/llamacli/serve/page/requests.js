@@ -1,6 +1,6 @@
 // Bodies of requests, from a conversation and its settings.
 
-import { pictures, toApi, toText } from "./tree.js";
+import { media, toApi, toText } from "./tree.js";
 
 export const N_TOP = 8;
 
@@ -33,8 +33,8 @@ export function requestOf({ settings, nodes, begun = null, template = true, offe
   if (!template) {
     // The texts of a model without a chat template would never end by themselves.
     const prompt = begun === null ? toText(nodes, system) : toText([...nodes, begun], system);
-    if (nodes.some((node) => pictures(node).length)) {
-      throw new Error("The model has no chat template, so that it cannot be shown pictures.");
+    if (nodes.some((node) => media(node).length)) {
+      throw new Error("The model has no chat template, so that it takes no pictures and no sound.");
     }
     if (settings.probabilities) body.logprobs = N_TOP;
     return { path: "v1/completions", body: { max_tokens: 256, ...body, prompt } };

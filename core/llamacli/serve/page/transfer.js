@@ -88,8 +88,9 @@ function known(node) {
   }
   if (Number.isFinite(node.created)) result.created = node.created;
   if (Array.isArray(node.files)) {
-    const isData = (image) => typeof image === "string" && image.startsWith("data:image/");
-    result.files = node.files.filter((file) => typeof file?.name === "string" && (typeof file.text === "string" || isData(file.image)));
+    const isData = (value, kind) => typeof value === "string" && value.startsWith(`data:${kind}/`);
+    result.files = node.files.filter((file) => typeof file?.name === "string" &&
+      (typeof file.text === "string" || isData(file.image, "image") || isData(file.audio, "audio")));
   }
   if (Array.isArray(node.calls)) {
     result.calls = node.calls.filter((call) => typeof call?.name === "string" && typeof call.arguments === "string");

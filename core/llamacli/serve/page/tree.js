@@ -71,7 +71,7 @@ export function remove(conversation, id) {
 
 /** Text of a user's message with its files of text, as the model sees it. */
 export function fullText(node) {
-  const files = (node.files ?? []).filter(({ image }) => !image).map(({ name, text }) => {
+  const files = (node.files ?? []).filter(({ text }) => text !== undefined).map(({ name, text }) => {
     const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), (run) => run[0].length));
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}\n\n`;
@@ -79,13 +79,15 @@ export function fullText(node) {
   return files.join("") + node.content;
 }
 
-/** Pictures of a message, as data URIs. */
-export const pictures = (node) => (node.files ?? []).map(({ image }) => image).filter(Boolean);
+/** Parts of a message's pictures and sound, in the form of OpenAI's API. */
+export const media = (node) => (node.files ?? []).filter(({ text }) => text === undefined).map(({ image, audio }) => image ?
+  { type: "image_url", image_url: { url: image } } :
+  { type: "input_audio", input_audio: { data: audio.slice(audio.indexOf(",") + 1), format: "wav" } });
 
-/** Content of a user's message in the form of OpenAI's API: its text, or its pictures and its text. */
+/** Content of a user's message in the form of OpenAI's API: its text, or its pictures, its sound and its text. */
 function contentOf(node) {
   const text = fullText(node);
-  const parts = pictures(node).map((url) => ({ type: "image_url", image_url: { url } }));
+  const parts = media(node);
   return parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 

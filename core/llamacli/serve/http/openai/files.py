@@ -16,7 +16,7 @@ from llamacli.serve.store import Found, object_id, shown_page
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 
 _CHUNK = 1 << 20
-_MAX_FIELD = 1024
+_MAX_FIELD = 1 << 16
 
 
 class BatchRequest(Schema, kw_only=True):
@@ -77,7 +77,9 @@ class Form:
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
             self.chunks.append(data[start:end])
-        elif len(self._value) <= _MAX_FIELD:
+        elif len(self._value) + end - start > _MAX_FIELD:
+            raise BadRequestError(f"{self._field}: more than {_MAX_FIELD} bytes", self._field, "invalid_form")
+        else:
             self._value += data[start:end]
 
     def _end(self) -> None:

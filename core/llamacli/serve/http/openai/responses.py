@@ -223,5 +223,8 @@ def _part(part: InputPart, place: str) -> ForeignPart:
     if part.type == "input_image":
         place = f"{place}.image_url"
         return ForeignPart(type="image_url", image_url=required(part.image_url, place), place=place)
+    if part.type == "input_audio":
+        place = f"{place}.input_audio"
+        return ForeignPart(type="input_audio", input_audio=required(part.input_audio, place), place=place)
     text = part.refusal if part.type == "refusal" else part.text
     return ForeignPart(type=part.type if text is None else "text", text=text, place=place)

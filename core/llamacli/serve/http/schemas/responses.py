@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from llamacli.serve.http.schemas.chat import MAX_MESSAGES
+from llamacli.serve.http.schemas.chat import MAX_MESSAGES, InputAudio
 from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, FlatFormat, Sampling
 from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
 
@@ -17,12 +17,13 @@ MAX_ITEMS = 100
 class InputPart(Schema, kw_only=True):
     """Part of an item's content.
 
-    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, or `input_image` for models that see.
+    `input_text`, `output_text`, `text`, `reasoning_text`, `refusal`, `input_image` for models that see, or
+    `input_audio` for models that hear.
     """
 
     foreign: ClassVar[Foreign] = {
         **dict.fromkeys(("annotations", "logprobs"), "part of a reply that templates do not read"),
-        **dict.fromkeys(("file_data", "filename", "file_url", "input_audio"), "such a part is refused by its type"),
+        **dict.fromkeys(("file_data", "filename", "file_url"), "such a part is refused by its type"),
         "detail": "pictures are read as the model's encoder does",
         "file_id": Refused("the server keeps no files: send a data URI as image_url"),
     }  # fmt: skip
@@ -31,6 +32,7 @@ class InputPart(Schema, kw_only=True):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    input_audio: InputAudio | None = None
 
 
 class InputItem(Schema, kw_only=True):
