@@ -1,4 +1,4 @@
-"""Names that are paths, in every place of a request that takes a name."""
+"""Names that are paths, in every request that takes a name."""
 
 import json
 import re
