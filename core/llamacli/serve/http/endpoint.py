@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from llamacli.serve.http.call import Call, DisconnectedError
 from llamacli.serve.http.errors import as_serve_error
-from llamacli.serve.http.replays import resumable
+from llamacli.serve.http.resumable import resumable
 from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.state import Server
 

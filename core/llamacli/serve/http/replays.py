@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from llamacli.serve.errors import BadRequestError, LoadingError, UnknownObjectError
 from llamacli.serve.http.call import Call, DisconnectedError
+from llamacli.serve.http.resumable import expect_name
 from llamacli.serve.http.schemas.foreign import Schema
-
-NAME_HEADER = "x-conversation-id"
-MAX_NAME = 1000
 
 
 class StreamLookup(Schema, kw_only=True):
     """Request of `/v1/streams/lookup`: names of streams."""
 
     conversation_ids: Annotated[list[str], Meta(max_length=1000)]
-
-
-@contextlib.contextmanager
-def resumable(call: Call, request: Any) -> Iterator[None]:
-    """Keep the stream of a request that has a name."""
-    name = call.headers.get(NAME_HEADER)
-    if not name or not getattr(request, "stream", False):
-        yield
-        return
-    _expect_name(name, NAME_HEADER)
-    recordings = call.server.recordings
-    recording = call.record(lambda send: recordings.begin(call.owner, name, send))
-    try:
-        yield
-    except DisconnectedError:
-        if not recording.stopped or call.started:
-            raise
-        text = "the request was cancelled: its stream was stopped, or replaced by another of its name"
-        raise BadRequestError(text, NAME_HEADER, "cancelled") from None
-    finally:
-        recordings.end(call.owner, name, recording)
 
 
 async def replay(call: Call) -> None:
@@ -84,10 +59,4 @@ async def lookup(call: Call, request: StreamLookup) -> None:
 
 
 def _name(call: Call) -> str:
-    return _expect_name(call.query.get("conv_id", ""), "conv_id")
-
-
-def _expect_name(name: str, field: str) -> str:
-    if not 0 < len(name) <= MAX_NAME:
-        raise BadRequestError(f"{field}: it must have 1 to {MAX_NAME} characters", field)
-    return name
+    return expect_name(call.query.get("conv_id", ""), "conv_id")
