@@ -226,6 +226,7 @@ _DIALECTS = {
     "local": "llama-server, vLLM",
     "tools": "llama-server",
     "downloads": "llama-server",
+    "replays": "llama-server",
     "vertex": "Vertex AI",
 }
 """Dialects by the modules of their handlers."""

@@ -208,10 +208,21 @@ class TestClient:
         fake.script = lambda _: last if len(fake.requests) else CALLS
         runner = client.beta.messages.tool_runner(model="demo", max_tokens=9, messages=HI, tools=[weather])
         assert runner.until_done().content[0].text == "done"
-        assert "sun in Bern" in fake._model.tokenizer.decode(fake.requests[1].prompts[0])
+        prompt = fake._model.tokenizer.decode(fake.requests[1].prompts[0])
+        assert "sun in Bern" in prompt
+        assert "<user>hi" in prompt
 
     def test_errors(self, client: Any) -> None:
         import anthropic
 
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):
             client.messages.create(model="other", max_tokens=9, messages=HI)
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_threads_are_refused_so_that_the_client_sends_all(http, fake, thread) -> None:
+    reply = post(http, thread=thread)
+    error = reply.json["error"]
+    assert (reply.status, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert not fake.requests

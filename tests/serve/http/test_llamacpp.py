@@ -319,6 +319,14 @@ class TestSlots:
             assert (reply.status, reply.json["error"]["param"]) == (400, "filename")
         assert not calls
 
+    def test_links_out_of_the_folder_are_refused(self, slots, tmp_path_factory) -> None:
+        http, calls, folder = slots
+        (folder / "link.bin").symlink_to(tmp_path_factory.mktemp("outside") / "state.bin")
+        for action in ("save", "restore"):
+            reply = http.send(f"/slots/1?action={action}", {"filename": "link.bin"})
+            assert (reply.status, reply.json["error"]["message"]) == (400, "filename: link.bin is a link")
+        assert not calls
+
     @pytest.mark.parametrize(
         "path", ["/slots/x?action=save", "/slots/256?action=save", "/slots/1?action=x", "/slots/1"]
     )

@@ -34,12 +34,12 @@ from llamacli.serve.http.schemas.common import (
     Sampling,
     Text,
 )
-from llamacli.serve.http.schemas.foreign import Foreign, Refused, Schema
+from llamacli.serve.http.schemas.foreign import CACHED, Foreign, Refused, Schema
 from llamacli.serve.http.sse import typed_event
 from llamacli.serve.requests import ArgumentsDelta, Done, Event, Finished, TextDelta, ToolCallDelta, Usage
 
-_CACHED = "prefixes are cached in any case; texts do not depend on it"
 _SERVER_TOOLS = Refused("the client calls tools")
+_NO_THREAD = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 # --- schemas
@@ -58,7 +58,7 @@ class Block(Schema, kw_only=True):
     """Content block: `text`, `image`, `tool_use`, `tool_result`, `thinking` or `redacted_thinking`."""
 
     foreign: ClassVar[Foreign] = {
-        "cache_control": _CACHED,
+        "cache_control": CACHED,
         "is_error": "templates do not read it; the content says so",
         **dict.fromkeys(("signature", "data"), "templates do not read it"),
         **dict.fromkeys(("citations", "caller"), "part of a reply that templates do not read"),
@@ -87,7 +87,7 @@ class MessagesTool(Schema, kw_only=True):
     """Tool with a JSON Schema of its input; others are refused."""
 
     foreign: ClassVar[Foreign] = {
-        "cache_control": _CACHED,
+        "cache_control": CACHED,
         **dict.fromkeys(("strict", "input_examples", "eager_input_streaming"), "calls follow their schemas"),
         **dict.fromkeys(("defer_loading", "allowed_callers"), _SERVER_TOOLS),
     }
@@ -128,13 +128,14 @@ class MessagesRequest(Sampling, kw_only=True):
     """
 
     foreign: ClassVar[Foreign] = {
-        "metadata": "clients are told apart by API key",
-        "cache_control": _CACHED,
-        **dict.fromkeys(("service_tier", "speed", "inference_geo"), "there is one"),
-        **dict.fromkeys(("diagnostics", "user_profile_id", "workspace_id"), "nothing is stored"),
+        **dict.fromkeys(("metadata", "user_profile_id", "workspace_id"), "clients are told apart by API key"),
+        "cache_control": CACHED,
+        **dict.fromkeys(("service_tier", "speed", "inference_geo", "fallbacks", "billing_policy"), "there is one"),
+        **dict.fromkeys(("diagnostics", "fallback_credit_token"), "nothing is stored"),
         "context_management": "the conversation is read as it is sent",
-        "container": _SERVER_TOOLS,
-        "mcp_servers": _SERVER_TOOLS,
+        **dict.fromkeys(("container", "mcp_servers"), _SERVER_TOOLS),
+        "compaction": Refused("conversations are not summarized"),
+        "thread": Refused("send the whole conversation", details={"details": _NO_THREAD}),  # then the package does
     }
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -33,6 +33,7 @@ from llamacli.serve.http.errors import as_serve_error
 from llamacli.serve.http.inner import Exchange
 from llamacli.serve.http.keys import ApiKey
 from llamacli.serve.http.middleware import send_error, send_response
+from llamacli.serve.http.recordings import Recording
 from llamacli.serve.http.schemas.foreign import unknown_fields
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.http.sse import PING, SSE_HEADERS, to_json
@@ -301,6 +302,15 @@ class Call:
                     message = await self._receive()
                     n_bytes += len(message.get("body", b""))
                     self._body_read = not message.get("more_body", False)
+
+    def record(self, begin: Callable[[Send], Recording]) -> Recording:
+        """Put a recording between this call and its client.
+
+        The body has been read.
+        """
+        recording = begin(self._send)
+        self._receive, self._send = recording.receive, recording.send
+        return recording
 
     # --- engine
 

@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from llamacli.serve.http.call import Call, DisconnectedError
 from llamacli.serve.http.errors import as_serve_error
+from llamacli.serve.http.resumable import resumable
 from llamacli.serve.http.routes import ApiRoute, loaded
 from llamacli.serve.http.state import Server
 
@@ -35,7 +36,12 @@ class Endpoint:
             with self._server.keys.admitted(call.api_key if limited else None):
                 if route.queued and not call.background:
                     self._server.engine.expect_room()
-                await (handler(call) if kind is None else handler(call, await call.body(kind)))
+                if kind is None:
+                    await handler(call)
+                else:
+                    request = await call.body(kind)
+                    with resumable(call, request):
+                        await handler(call, request)
         except DisconnectedError:
             return
         except Exception as error:

@@ -64,7 +64,7 @@ def ollama_body(error: ServeError) -> dict[str, Any]:
 def anthropic_body(error: ServeError) -> dict[str, Any]:
     """Body of an error in the shape of Anthropic's API."""
     kind = _ANTHROPIC.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": str(error), **error.details}}
 
 
 _ANTHROPIC = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",

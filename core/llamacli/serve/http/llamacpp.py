@@ -229,6 +229,8 @@ async def slot_action(call: Call) -> None:
         return
     if not _FILE_NAME.fullmatch(name):
         raise BadRequestError("filename: give the plain name of a file, such as chat.bin", "filename")
+    if (folder / name).is_symlink():
+        raise BadRequestError(f"filename: {name} is a link", "filename")
     started = time.perf_counter()
     try:
         n_tokens, n_bytes = await call.server.run(getattr(slots, action), slot, folder / name)

@@ -161,8 +161,9 @@ def host_name(header: str) -> str:
 
 async def send_response(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
     """Send a whole response."""
-    encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    encoded.append((b"content-length", str(len(body)).encode()))
+    if status != 204:  # which has no body, and HTTP allows no length there
+        headers = {**headers, "content-length": str(len(body))}
+    encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items() if value]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
 

@@ -26,9 +26,9 @@ class ApiRoute:
 
     `paths` are equal to each other. `handler` is a function of a `Call` or, as text, `module:function`; its second
     parameter, where it has one, is annotated with the schema of the body, which may be `list[schema]`. `streams` is
-    true if the response may be a stream of events. `public` ones need no key. `for_model` ones take the query parameter
-    `model`. `queued` ones are refused before their body is read while the queue is full. `error_body` makes the body of
-    an error; None is the form of the path's API.
+    true if the response may be a stream of events. `public` ones need no key. `query` names the query parameters,
+    `status` is that of success. `queued` ones are refused before their body is read while the queue is full.
+    `error_body` makes the body of an error; None is the form of the path's API.
     """
 
     method: str
@@ -36,7 +36,8 @@ class ApiRoute:
     handler: Handler | str
     streams: bool = False
     public: bool = False
-    for_model: bool = False
+    query: tuple[str, ...] = ()
+    status: int = 200
     queued: bool = False
     error_body: Callable[[Any], Any] | None = None
 
@@ -70,6 +71,9 @@ def _generates(paths: str, handler: str) -> ApiRoute:
     return _route("POST", paths, handler, streams=True, queued=True)
 
 
+_MODEL = ("model",)
+_PAGE = ("limit", "after", "order")
+
 ROUTES = (
     _generates("*/chat/completions", "openai.chat:chat_completions"),
     _generates("/v1/completions", "openai.completions:completions"),
@@ -78,26 +82,29 @@ ROUTES = (
     _route("POST", "*/chat/completions/control", "llamacpp:control"),
     _route("POST", "*/chat/completions/input_tokens", "llamacpp:chat_tokens"),
     _route("POST", "*/responses/input_tokens", "llamacpp:response_tokens"),
+    _route("GET", "/v1/stream", "replays:replay", streams=True, query=("conv_id", "from")),
+    _route("DELETE", "/v1/stream", "replays:stop", query=("conv_id",), status=204),
+    _route("POST", "/v1/streams/lookup", "replays:lookup"),
     _generates("*/responses", "openai.responses:responses"),
     _route("GET", "*/responses/{id}", "openai.stored:response"),
     _route("DELETE", "*/responses/{id}", "openai.stored:delete_response"),
     _route("POST", "*/responses/{id}/cancel", "openai.stored:cancel_response"),
-    _route("GET", "*/responses/{id}/input_items", "openai.stored:input_items"),
+    _route("GET", "*/responses/{id}/input_items", "openai.stored:input_items", query=_PAGE),
     _route("POST", "/v1/conversations", "openai.stored:add_conversation"),
     _route("GET", "/v1/conversations/{id}", "openai.stored:conversation"),
     _route("POST", "/v1/conversations/{id}", "openai.stored:change_conversation"),
     _route("DELETE", "/v1/conversations/{id}", "openai.stored:delete_conversation"),
-    _route("GET", "/v1/conversations/{id}/items", "openai.stored:conversation_items"),
+    _route("GET", "/v1/conversations/{id}/items", "openai.stored:conversation_items", query=_PAGE),
     _route("POST", "/v1/conversations/{id}/items", "openai.stored:add_items"),
     _route("GET", "/v1/conversations/{id}/items/{item}", "openai.stored:item"),
     _route("DELETE", "/v1/conversations/{id}/items/{item}", "openai.stored:delete_item"),
     _route("POST", "/v1/files", "openai.files:upload"),
-    _route("GET", "/v1/files", "openai.files:files"),
+    _route("GET", "/v1/files", "openai.files:files", query=(*_PAGE, "purpose")),
     _route("GET", "/v1/files/{id}", "openai.files:file"),
     _route("DELETE", "/v1/files/{id}", "openai.files:delete_file"),
     _route("GET", "/v1/files/{id}/content", "openai.files:content"),
     _route("POST", "/v1/batches", "openai.files:add_batch"),
-    _route("GET", "/v1/batches", "openai.files:batches"),
+    _route("GET", "/v1/batches", "openai.files:batches", query=_PAGE),
     _route("GET", "/v1/batches/{id}", "openai.files:batch"),
     _route("POST", "/v1/batches/{id}/cancel", "openai.files:cancel_batch"),
     _generates("*/audio/transcriptions", "openai.transcriptions:transcriptions"),
@@ -106,10 +113,10 @@ ROUTES = (
     _route("POST", "/embedding /embeddings", "llamacpp:embedding", queued=True),
     _generates("/v1/messages", "anthropic:messages"),
     _route("POST", "/v1/messages/count_tokens", "anthropic:count_tokens"),
-    _route("GET", "*/models", "openai.models:models"),
+    _route("GET", "*/models", "openai.models:models", query=("reload",)),
     _route("GET", "/models/sse", "openai.models:events", streams=True),
     _route("POST", "/models", "downloads:download"),
-    _route("DELETE", "/models", "downloads:remove", for_model=True),
+    _route("DELETE", "/models", "downloads:remove", query=_MODEL),
     _route("POST", "/models/load", "openai.models:load"),
     _route("POST", "/models/unload", "openai.models:unload"),
     _route("GET", "*/models/{name:path}", "openai.models:model"),
@@ -119,14 +126,14 @@ ROUTES = (
     _route("POST", "/pooling /v1/pooling", "ranking:pooling", queued=True),
     _route("POST", "/tokenize", "local:tokenize"),
     _route("POST", "/detokenize", "local:detokenize"),
-    _route("GET", "/tokenizer_info", "local:tokenizer_info", for_model=True),
+    _route("GET", "/tokenizer_info", "local:tokenizer_info", query=_MODEL),
     _route("POST", "/apply-template", "local:apply_template"),
-    _route("GET", "/props", "local:props", for_model=True),
+    _route("GET", "/props", "local:props", query=_MODEL),
     _route("POST", "/props", "llamacpp:set_props"),
-    _route("GET", "/slots", "local:slots", for_model=True),
-    _route("POST", "/slots/{id}", "llamacpp:slot_action", for_model=True),
-    _route("GET", "/lora-adapters", "local:adapters", for_model=True),
-    _route("POST", "/lora-adapters", "local:set_adapters", for_model=True),
+    _route("GET", "/slots", "local:slots", query=_MODEL),
+    _route("POST", "/slots/{id}", "llamacpp:slot_action", query=("action", *_MODEL)),
+    _route("GET", "/lora-adapters", "local:adapters", query=_MODEL),
+    _route("POST", "/lora-adapters", "local:set_adapters", query=_MODEL),
     _route("GET", "/metrics", "local:metrics"),
     _route("GET", "/health /v1/health", "local:health", public=True),
     _route("POST", "/predict", "vertex:predict", queued=True),

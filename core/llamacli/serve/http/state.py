@@ -18,6 +18,7 @@ from llamacli.serve.errors import BadRequestError, UnknownModelError
 from llamacli.serve.http.exposition import HttpMetrics
 from llamacli.serve.http.jobs import Events, Jobs
 from llamacli.serve.http.keys import Keys
+from llamacli.serve.http.recordings import Recordings
 from llamacli.serve.http.settings import HttpSettings
 from llamacli.serve.requests import Engine, ModelInfo, Stream
 from llamacli.serve.store import Store
@@ -34,7 +35,8 @@ class Server:
     `settings` may be replaced, for the requests that follow. `pool` runs short work on texts (templates, tokenizing),
     `long_texts` that on long ones, one at a time, `pictures` fetches and decodes pictures, `compilers` compile grammars
     and schemas, which may take longer.
-    `events` are about downloads. `controlled` are running replies that take commands, by owner and request id.
+    `events` are about downloads. `recordings` are streams that clients can come back to. `controlled` are running
+    replies that take commands, by owner and request id.
     `props` are the properties of models that were loaded once, with their fingerprints then. `store` keeps files and
     responses of clients, `jobs` runs work that outlives their requests, `keys` are the API keys, `mcp` runs tools of
     local servers.
@@ -51,6 +53,7 @@ class Server:
     props: dict[str, tuple[str, Any]] = attrs.field(factory=dict)
     controlled: dict[tuple[str, str], Stream] = attrs.field(factory=dict)
     events: Events = attrs.field(factory=Events)
+    recordings: Recordings = attrs.field(factory=Recordings)
     jobs: Jobs = attrs.field(factory=Jobs)
     catalogue: Catalogue | None = attrs.field(init=False)
     keys: Keys = attrs.field(init=False)

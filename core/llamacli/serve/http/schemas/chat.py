@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from llamacli.serve.http.schemas.common import MAX_TOOLS, MAX_TOP_LOGPROBS, Generation, Limit
-from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
+from llamacli.serve.http.schemas.foreign import CACHED, GENERATION, Foreign, Refused, Schema
 
 MAX_MESSAGES = 10_000
 
@@ -34,7 +34,7 @@ class ContentPart(Schema, kw_only=True):
     """Part of a message's content: `text`, `image_url` or `input_audio`."""
 
     foreign: ClassVar[Foreign] = {
-        "cache_control": "prefixes are cached in any case; texts do not depend on it",
+        **dict.fromkeys(("cache_control", "prompt_cache_breakpoint"), CACHED),
         "detail": "pictures are read as the model's encoder does",
         "uuid": "equal pictures are told by their content",
         **dict.fromkeys(("video_url", "file"), "such a part is refused by its type"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -17,11 +18,13 @@ from llamacli.serve.errors import BadRequestError
 class Refused(NamedTuple):
     """Reason why a field is refused.
 
-    Values in `neutral` are accepted, and null; without `neutral`, empty and false values and 0.
+    Values in `neutral` are accepted, and null; without `neutral`, empty and false values and 0. `details` are further
+    fields of the error object.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    details: Mapping[str, Any] = MappingProxyType({})
 
     def refuses(self, value: Any) -> bool:
         """True for a value that would change the reply."""
@@ -39,26 +42,27 @@ class Schema(msgspec.Struct, kw_only=True):
 
 TEXT_ONLY = Refused("models read text only")
 _STORED = "only responses are stored"
-_CACHE = "prefixes are cached in any case; texts do not depend on it"
+CACHED = "prefixes are cached in any case; texts do not depend on it"
 _SHIFT = "prompts are never shifted or cut"
 _CHAIN = "the samplers do not have it"
 
 OPENAI: Foreign = {
     **dict.fromkeys(("user", "safety_identifier"), "clients are told apart by API key"),
     **dict.fromkeys(("metadata", "store"), _STORED),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), _CACHE),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), CACHED),
     "prediction": "drafts come of --lookup, --draft and --draft mtp; texts do not depend on them",
     "service_tier": "there is one",
+    "moderation": Refused("texts are not moderated"),
 }
 
 _PEER: Foreign = {
     **dict.fromkeys(("n_keep", "n_discard"), _SHIFT),
-    **dict.fromkeys(("n_cache_reuse", "cache_prompt"), _CACHE),
+    **dict.fromkeys(("n_cache_reuse", "cache_prompt"), CACHED),
     "t_max_prompt_ms": "llama-server does not honour it either",
     "sse_ping_interval": "comments come after 15 seconds of silence",
     "backend_sampling": "where samplers run does not change texts",
-    "speculative.n_min": "drafts do not change texts",
-    "speculative.p_min": "drafts do not change texts",
+    **dict.fromkeys(("speculative.n_min", "speculative.p_min", "speculative.type", "speculative.ngram_size_n",
+                     "speculative.ngram_size_m", "speculative.ngram_min_hits"), "drafts do not change texts"),
     "min_keep": Refused(_CHAIN),
     "n_indent": Refused("give it to /completion"),
     "post_sampling_probs": Refused("give it to /completion"),
@@ -66,10 +70,11 @@ _PEER: Foreign = {
     "return_tokens": Refused("give return_token_ids to /v1/completions, or return_tokens to /completion"),
     "image_data": TEXT_ONLY,
     "multimodal_data": TEXT_ONLY,
-    **dict.fromkeys(("grammar_lazy", "grammar_triggers", "preserved_tokens", "chat_format"),
+    **dict.fromkeys(("grammar_lazy", "grammar_triggers", "preserved_tokens", "chat_format", "chat_parser"),
                     Refused("grammars of tool calls are made by the server")),
     "reasoning_format": "it is for chats",
-    "reasoning_control": Refused("it is for chats"),
+    **dict.fromkeys(("reasoning_control", "continue_final_message"), Refused("it is for chats")),
+    **dict.fromkeys(("reasoning_budget_start_tag", "reasoning_budget_end_tags"), Refused("the template has them")),
     "generation_prompt": Refused("the template writes it"),
     "parse_tool_calls": Refused("calls are always parsed", (True,)),
 }  # fmt: skip
@@ -118,7 +123,9 @@ def unknown_fields(body: Any, value: Any, path: str = "") -> Iterator[tuple[str,
         elif name not in foreign:
             yield place, next(iter(difflib.get_close_matches(name[:64], [*known, *foreign], 1)), None)
         elif isinstance(refused := foreign[name], Refused) and refused.refuses(item):
-            raise BadRequestError(f"{place}: it is not supported: {refused.reason}", place, "unsupported_parameter")
+            error = BadRequestError(f"{place}: it is not supported: {refused.reason}", place, "unsupported_parameter")
+            error.details = dict(refused.details)
+            raise error
 
 
 def _names(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from llamacli.serve.http.schemas.chat import MAX_MESSAGES, InputAudio
 from llamacli.serve.http.schemas.common import MAX_TOOLS, Count, FlatFormat, Sampling
-from llamacli.serve.http.schemas.foreign import GENERATION, Foreign, Refused, Schema
+from llamacli.serve.http.schemas.foreign import CACHED, GENERATION, Foreign, Refused, Schema
 
 MAX_ITEMS = 100
 """Items that are added to a conversation at once."""
@@ -25,6 +25,7 @@ class InputPart(Schema, kw_only=True):
         **dict.fromkeys(("annotations", "logprobs"), "part of a reply that templates do not read"),
         **dict.fromkeys(("file_data", "filename", "file_url"), "such a part is refused by its type"),
         "detail": "pictures are read as the model's encoder does",
+        "prompt_cache_breakpoint": CACHED,
         "file_id": Refused("the server keeps no files: send a data URI as image_url"),
     }  # fmt: skip
 
@@ -114,6 +115,7 @@ class ResponsesRequest(Sampling, kw_only=True):
         "include": "responses have all that there is",
         "stream_options": "events are not padded",
         "truncation": Refused("prompts are not truncated", ("disabled",)),
+        "context_management": Refused("conversations are not summarized"),
         "max_tool_calls": Refused("the client calls tools"),
         "top_logprobs": Refused("/v1/chat/completions has it"),
         **dict.fromkeys(("grammar", "json_schema", "stop", "n"), Refused("/v1/chat/completions has it")),
