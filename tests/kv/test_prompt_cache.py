@@ -123,6 +123,19 @@ def test_the_least_recently_used_files_are_deleted(load: Load, folder: Path) -> 
         evaluated(model, [50, *TEXT[:90]])
     assert first.exists()
     assert len([*folder.iterdir()]) == 2
+    PromptCache(folder, size + size // 2)  # as after a process that was killed before it deleted
+    assert [*folder.iterdir()] == [first]
+
+
+def test_files_that_another_server_deletes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.prompt").write_bytes(bytes(10))
+        os.utime(folder / f"{i}.prompt", (i, i))
+    found = [*folder.iterdir(), folder / "gone.prompt"]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(found))
+    PromptCache(folder, 20)
+    assert sorted(path.name for path in folder.iterdir()) == ["1.prompt", "2.prompt"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "version"])
