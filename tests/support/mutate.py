@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import random
@@ -316,12 +317,12 @@ class Session:
         def trace(frame: FrameType, _event: str, _argument: object) -> Any:
             return local(frame, "", None) if frame.f_code.co_filename == path else None
 
-        for item in items:
+        for item, after in itertools.zip_longest(items, items[1:]):
             here = set()
             started = time.perf_counter()
             threading.settrace(trace)
             sys.settrace(trace)
-            failed = _fails(item)
+            failed = _fails(item, after)
             sys.settrace(None)
             if not failed:
                 lines[item.nodeid], seconds[item.nodeid] = here, time.perf_counter() - started
@@ -329,7 +330,7 @@ class Session:
 
     def _first_failure(self, mutant: Mutant, items: list[pytest.Item]) -> str | None:
         patch(mutant, self.path)
-        return next((item.nodeid for item in items if _fails(item)), None)
+        return _first_failure(items)
 
 
 class One(Session):
@@ -341,12 +342,18 @@ class One(Session):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests."""
         _forget_digests(self._mutants[0], self.path)
-        if not session.testsfailed and not any(_fails(item) for item in session.items):
+        if not session.testsfailed and _first_failure(session.items) is None:
             self.result.survivors.append(self._mutants[0].text)
         return True
 
 
-def _fails(item: pytest.Item) -> bool:
+def _first_failure(items: list[pytest.Item]) -> str | None:
+    pairs = itertools.zip_longest(items, items[1:])
+    return next((item.nodeid for item, after in pairs if _fails(item, after)), None)
+
+
+def _fails(item: pytest.Item, after: pytest.Item | None) -> bool:
+    """Run a test, and keep the fixtures that the next one needs too."""
     failed = []
 
     class Listener:
@@ -355,7 +362,7 @@ def _fails(item: pytest.Item) -> bool:
 
     manager, listener = item.config.pluginmanager, Listener()
     manager.register(listener)
-    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
     manager.unregister(listener)
     return any(failed)
 
