@@ -14,6 +14,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import default_engine
+from llamacli.kv import prompt_cache
 from llamacli.kv.prompt_cache import PromptCache
 from llamacli.plugins import Plugins
 
@@ -158,6 +159,16 @@ def test_damaged_files_are_deleted(damage: str, load: Load, folder: Path, caplog
     assert n == 0
     np.testing.assert_array_equal(logits, expected)
     assert ("is deleted" in caplog.text) == (damage != "version")
+
+
+def test_idle_prefixes_are_written_in_the_background(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "IDLE_S", 0.05)
+    with load() as model:
+        evaluated(model, TEXT)
+        model.prompt_cache.save_in_background(model.prefixes(model.kv_pool().layout.kv_type, 200))
+        while not [*folder.glob("*.prompt")]:
+            time.sleep(0.01)
+        model.prompt_cache.close()
 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:

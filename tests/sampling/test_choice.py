@@ -32,9 +32,12 @@ class TestMirostat:
             candidates = apply(HALVING, MirostatV2(tau=mu / 2))
             assert len(candidates) == left, mu
 
-    @pytest.mark.parametrize(("tau", "kept"), [(0.3, 100), (6.0, 1000)])
-    def test_version_1_with_equal_largest_logits(self, tau: float, kept: int) -> None:
-        logits = np.full(1000, -3.0, np.float32)
+    @pytest.mark.parametrize(
+        ("n", "tau", "kept"), [(1000, 0.3, 100), (1000, 6.0, 1000), (129, 3.5, 100), (128, 3.5, 128)]
+    )
+    def test_version_1_with_equal_largest_logits(self, n: int, tau: float, kept: int) -> None:
+        """k is a power without end of 2**mu / (n - 1), whose limit for the base 1 is 1."""
+        logits = np.full(n, -3.0, np.float32)
         logits[:100] = 3
         assert len(apply(logits, Mirostat(tau=tau))) == kept
 
@@ -112,6 +115,24 @@ class TestAdaptiveP:
                 state.accept(token)
                 drawn.append(P[token])
             assert np.mean(drawn) == pytest.approx(target, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "inside", "outside"),
+    [
+        (Mirostat, ("tau", "eta"), (0.0,), (-0.1,)),
+        (MirostatV2, ("tau", "eta"), (0.0,), (-0.1,)),
+        (AdaptiveP, ("target",), (-1.0, 1.0), (-1.1, 1.1)),
+        (lambda decay: AdaptiveP(0.5, decay), ("decay",), (0.0, 0.99), (-0.1, 1.0)),
+    ],
+)
+def test_limits(kind: type, names: tuple[str, ...], inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    for name in names:
+        for value in inside:
+            kind(**{name: value})
+        for value in outside:
+            with pytest.raises(InvalidRequestError, match=name):
+                kind(**{name: value})
 
 
 @pytest.mark.parametrize("kind", [Mirostat, MirostatV2, lambda: AdaptiveP(0.3)])
