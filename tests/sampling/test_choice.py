@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from candidates import LOGITS, Logits, apply
 from llamacli import InvalidRequestError
-from llamacli.sampling import AdaptiveP, Draw, Mirostat, MirostatV2, SamplerChain, SamplerState, TopK
+from llamacli.sampling import (
+    AdaptiveP,
+    Draw,
+    Dry,
+    MinP,
+    Mirostat,
+    MirostatV2,
+    SamplerChain,
+    SamplerState,
+    TopK,
+    TopP,
+    TypicalP,
+    Xtc,
+)
 
 P = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
 HALVING = np.log(P.astype(np.float32))
@@ -124,6 +137,14 @@ class TestAdaptiveP:
         (MirostatV2, ("tau", "eta"), (0.0,), (-0.1,)),
         (AdaptiveP, ("target",), (-1.0, 1.0), (-1.1, 1.1)),
         (lambda decay: AdaptiveP(0.5, decay), ("decay",), (0.0, 0.99), (-0.1, 1.0)),
+        (TopP, ("p",), (0.0, 1.0), (-0.1, 1.1)),
+        (TypicalP, ("p",), (0.0, 1.0), (-0.1, 1.1)),
+        (MinP, ("p",), (0.0, 1.1), (-0.1,)),
+        (lambda probability: Xtc(probability, 0.5), ("probability",), (0.0, 1.0), (-0.1, 1.1)),
+        (lambda threshold: Xtc(0.5, threshold), ("threshold",), (0.0, 1.0), (-0.1, 1.1)),
+        (lambda multiplier: Dry(multiplier), ("multiplier",), (0.0,), (-0.1,)),
+        (lambda base: Dry(1.0, base), ("base",), (1.0,), (0.9,)),
+        (lambda allowed_length: Dry(1.0, 1.75, allowed_length), ("allowed_length",), (0,), (-1,)),
     ],
 )
 def test_limits(kind: type, names: tuple[str, ...], inside: tuple[float, ...], outside: tuple[float, ...]) -> None:

@@ -74,9 +74,10 @@ MODULES = {
     "kv/sequence.py": KV,
     "kv/sequence_pool.py": KV,
     "kv/snapshot.py": ["kv/test_snapshot.py"],
-    "kv/prompt_cache.py": ["kv/test_prompt_cache.py"],
+    "kv/prompt_cache.py": ["kv/test_prompt_cache.py", "serve/test_prompt_cache.py"],
     "sampling/truncation.py": [
-        "sampling/test_properties.py", "sampling/test_default_chain.py", "sampling/test_peer_goldens.py",
+        "sampling/test_peer_cases.py", "sampling/test_peer_goldens.py", "sampling/test_properties.py",
+        "sampling/test_default_chain.py", "sampling/test_choice.py",
     ],
     "sampling/penalties.py": ["sampling/test_penalties.py"],
     "sampling/choice.py": ["sampling/test_choice.py"],
