@@ -114,8 +114,8 @@ SPOKEN = {"debug", "info", "warning", "warn", "error", "exception", "log", "prin
 WARM = ["asyncio", "numpy", "hypothesis", "jinja2", "llguidance", "llvmlite.binding", "msgspec", "numba"]
 """Modules that the first process imports."""
 
-CPU_SECONDS, WALL_SECONDS = 20, 60
-"""Least limits of a mutant; a hang is a failure."""
+CPU_SECONDS, WALL_SECONDS, COMPILE_SECONDS = 5, 60, 60
+"""Least limits of a test of a mutant, and what one of kernels has in addition; a hang is a failure."""
 
 PATHS = [ROOT / part for part in ("core", "tests", "tests/support", "tools", "examples/verb")]
 
@@ -253,12 +253,12 @@ class Result:
     """Mutants of a module after their tests.
 
     - `survivors`: of them, descriptions.
-    - `fresh`: numbers of mutants to be imported, and the tests to try.
+    - `fresh`: numbers of mutants to be imported, and the tests to try, with their seconds of CPU time.
     - `unusable`: tests that fail without a change; `n_tests`: the others.
     """
 
     survivors: list[str] = dataclasses.field(default_factory=list)
-    fresh: list[tuple[int, list[str]]] = dataclasses.field(default_factory=list)
+    fresh: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
     unusable: list[str] = dataclasses.field(default_factory=list)
     n_tests: int = 0
 
@@ -297,10 +297,10 @@ class Session:
             chosen = [name for name in items if at_import or untraced or lines[name] & mutant.lines]
             chosen.sort(key=lambda name: (-kills[name], seconds[name]))
             if at_import:
-                result.fresh.append((number, chosen))
+                result.fresh.append((number, {name: seconds[name] for name in chosen}))
                 continue
             tried = [items[name] for name in chosen]
-            killer = _in_child(functools.partial(self._first_failure, mutant, tried), sum(map(seconds.get, chosen)))
+            killer = _in_child(functools.partial(self._try, mutant, tried, seconds), 0)
             if killer is None:
                 result.survivors.append(mutant.text + ("" if chosen else "  (no test runs it)"))
             else:
@@ -320,22 +320,34 @@ class Session:
 
         for item, after in itertools.zip_longest(items, items[1:]):
             here = set()
-            started = time.perf_counter()
+            started = time.process_time()
             threading.settrace(trace)
             sys.settrace(trace)
             failed = _fails(item, after)
             sys.settrace(None)
             if not failed:
-                lines[item.nodeid], seconds[item.nodeid] = here, time.perf_counter() - started
+                lines[item.nodeid], seconds[item.nodeid] = here, time.process_time() - started
         return lines, seconds
 
-    def _first_failure(self, mutant: Mutant, items: list[pytest.Item]) -> str | None:
+    def _try(self, mutant: Mutant, items: list[pytest.Item], seconds: dict[str, float]) -> str | None:
         patch(mutant, self.path)
-        return _first_failure(items)
+        return self._first_failure(items, seconds)
+
+    def _first_failure(self, items: list[pytest.Item], seconds: dict[str, float]) -> str | None:
+        more = COMPILE_SECONDS if "kernels" in self.path.parts else 0
+        for item, after in itertools.zip_longest(items, items[1:]):
+            _limit(more + 10 * seconds[item.nodeid])
+            if _fails(item, after):
+                return item.nodeid
+        return None
 
 
 class One(Session):
     """The same for one mutant that was imported."""
+
+    def __init__(self, path: Path, mutant: Mutant, seconds: dict[str, float]):
+        super().__init__(path, [mutant])
+        self._seconds = seconds
 
     def pytest_sessionstart(self) -> None:
         """Note nothing."""
@@ -343,14 +355,9 @@ class One(Session):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests."""
         _forget_digests(self._mutants[0], self.path)
-        if not session.testsfailed and _first_failure(session.items) is None:
+        if not session.testsfailed and self._first_failure(session.items, self._seconds) is None:
             self.result.survivors.append(self._mutants[0].text)
         return True
-
-
-def _first_failure(items: list[pytest.Item]) -> str | None:
-    pairs = itertools.zip_longest(items, items[1:])
-    return next((item.nodeid for item, after in pairs if _fails(item, after)), None)
 
 
 def _fails(item: pytest.Item, after: pytest.Item | None) -> bool:
@@ -390,6 +397,13 @@ def _forget_digests(mutant: Mutant, path: Path) -> None:
         jit._Entry.save = lambda self, data: None  # type: ignore[method-assign]
 
 
+def _limit(seconds: float) -> None:
+    """End this process if it takes more CPU time from now on, or sleeps."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + CPU_SECONDS + seconds) + 1, hard))
+    signal.alarm(int(WALL_SECONDS + 2 * seconds))
+
+
 def _in_child(work: Callable[[], Any], seconds: float) -> Any:
     """Result of a function in a child process.
 
@@ -402,8 +416,7 @@ def _in_child(work: Callable[[], Any], seconds: float) -> Any:
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(CPU_SECONDS + 10 * seconds),) * 2)
-        signal.alarm(int(WALL_SECONDS + 20 * seconds))
+        _limit(seconds)
         try:
             data = pickle.dumps(work())
             with os.fdopen(writer, "wb") as file:
@@ -439,14 +452,14 @@ def _run(tests: list[str], plugin: Session) -> Result:
     return plugin.result
 
 
-def _run_imported(tests: list[str], mutant: Mutant, path: Path) -> Result:
+def _run_imported(mutant: Mutant, path: Path, seconds: dict[str, float]) -> Result:
     load = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
         return mutant.code if self.path == str(path) else load(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    return _run(tests, One(path, [mutant]))
+    return _run([*seconds], One(path, mutant, seconds))
 
 
 def try_module(name: str, number: int, seed: int) -> tuple[Result, int, int]:
@@ -455,8 +468,8 @@ def try_module(name: str, number: int, seed: int) -> tuple[Result, int, int]:
     tests = [str(ROOT / "tests" / test) for test in MODULES[name]]
     mutants, n = mutants_of(path, number, random.Random(f"{seed} {name}"))
     result = _in_child(lambda: _run(tests, Session(path, mutants)), 10_000)
-    for i, chosen in result.fresh:
-        imported = _in_child(functools.partial(_run_imported, chosen, mutants[i], path), 60)
+    for i, seconds in result.fresh:
+        imported = _in_child(functools.partial(_run_imported, mutants[i], path, seconds), 60)
         result.survivors += [] if imported == "ended" else imported.survivors
     return result, len(mutants), n
 
