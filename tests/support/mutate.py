@@ -70,7 +70,7 @@ MODULES = {
     "kv/prefixes.py": KV,
     "kv/cache.py": KV,
     "kv/entries.py": KV,
-    "kv/layout.py": KV,
+    "kv/layout.py": ["kv/test_layout.py", "kv/test_pool.py"],
     "kv/sequence.py": KV,
     "kv/sequence_pool.py": KV,
     "kv/snapshot.py": ["kv/test_snapshot.py"],
