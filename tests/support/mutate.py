@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "core" / "llamacli"
 KV = ["kv", "session/test_reuse.py", "session/test_remove_range.py", "session/test_save_load.py"]
 MODULES = {
-    "kernels/kv_types/cells.py": ["ops/test_attention.py", "kernels/test_attention.py"],
+    "kernels/kv_types/cells.py": ["kernels/test_cached.py", "kernels/test_attention.py", "ops/test_attention.py"],
     "kernels/embedding.py": ["ops/test_embed.py"],
     "kernels/cached.py": ["kernels/test_cached.py", "ops/test_key_shift.py", "ops/test_attention.py"],
     "kernels/encoding.py": ["kernels/test_encoding.py"],
@@ -70,7 +70,7 @@ MODULES = {
     "kv/prefixes.py": KV,
     "kv/cache.py": KV,
     "kv/entries.py": KV,
-    "kv/layout.py": ["kv/test_layout.py", "kv/test_pool.py"],
+    "kv/layout.py": ["kv/test_layout.py", "kv/test_pool.py", "generation/test_costs.py"],
     "kv/sequence.py": KV,
     "kv/sequence_pool.py": KV,
     "kv/snapshot.py": ["kv/test_snapshot.py"],
@@ -378,6 +378,7 @@ def _fails(item: pytest.Item, after: pytest.Item | None) -> bool:
 def patch(mutant: Mutant, path: Path) -> None:
     """Give functions of a module their changed code."""
     new = dict(_functions(mutant.code))
+    importlib.import_module(_module_name(path))  # some are imported when a test first needs them
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename == str(path):
             code = function.__code__
@@ -385,11 +386,15 @@ def patch(mutant: Mutant, path: Path) -> None:
     _forget_digests(mutant, path)
 
 
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
 def _forget_digests(mutant: Mutant, path: Path) -> None:
     """Compile kernels of a changed module instead of loading them."""
     from llamacli.kernels import digest, jit
 
-    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    name = _module_name(path)
     if name in digest.sources():
         digest.sources()[name] = mutant.source
         digest._hash.cache_clear()
