@@ -101,6 +101,22 @@ def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
     assert simulation.scheduler.n_running == 2
 
 
+def test_choices_to_come_take_slots_too() -> None:
+    simulation = Simulation(max_running=4)
+    simulation.submit(request("three", 300, n=3, max_tokens=5, ignore_eos=True))
+    simulation.step()
+    assert (len(simulation.scheduler.running), simulation.scheduler.running.n_slots) == (1, 3)
+    simulation.run(until=lambda: len(simulation.scheduler.running) == 3)
+    assert simulation.scheduler.running.n_slots == 3
+
+
+def test_time_outside_of_evaluation_is_a_mean() -> None:
+    planner = Simulation().scheduler._planner
+    for _ in range(100):
+        planner.observe(0.01)
+    assert planner._other_s == pytest.approx(0.01, rel=1e-3)
+
+
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
     simulation = Simulation(step_ms=20, max_running=8)
     for i in range(4):

@@ -60,7 +60,7 @@ MODULES = {
         "serve/test_scheduler.py", "serve/test_slow_draws.py", "serve/test_slots.py", "serve/test_adapters.py",
     ],
     "serve/slots.py": ["serve/test_slots.py"],
-    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py"],
+    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py", "serve/test_prompt_cache.py"],
     "serve/cache.py": ["serve/test_cache.py", "serve/test_prompt_cache.py", "serve/test_scheduler.py"],
     "serve/texts.py": ["serve/test_texts.py", "serve/test_scheduler.py"],
     "serve/residency.py": ["serve/test_residency.py"],
