@@ -49,7 +49,7 @@ PACKAGE = ROOT / "core" / "llamacli"
 KV = ["kv", "session/test_reuse.py", "session/test_remove_range.py", "session/test_save_load.py"]
 MODULES = {
     "kernels/kv_types/cells.py": ["kernels/test_cached.py", "kernels/test_attention.py", "ops/test_attention.py"],
-    "kernels/embedding.py": ["ops/test_embed.py"],
+    "kernels/embedding.py": ["ops/test_embed.py", "kernels/test_linear.py"],
     "kernels/cached.py": ["kernels/test_cached.py", "ops/test_key_shift.py", "ops/test_attention.py"],
     "kernels/encoding.py": ["kernels/test_encoding.py"],
     "kernels/sampling.py": ["kernels/test_sampling_kernels.py"],
@@ -58,6 +58,7 @@ MODULES = {
     "serve/planning.py": ["serve/test_planning.py", "serve/test_contents.py", "serve/test_scheduler.py"],
     "serve/scheduler.py": [
         "serve/test_scheduler.py", "serve/test_slow_draws.py", "serve/test_slots.py", "serve/test_adapters.py",
+        "serve/test_contents.py", "serve/test_pictures.py",
     ],
     "serve/slots.py": ["serve/test_slots.py"],
     "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py", "serve/test_prompt_cache.py"],
@@ -73,7 +74,7 @@ MODULES = {
     "kv/layout.py": ["kv/test_layout.py", "kv/test_pool.py", "generation/test_costs.py"],
     "kv/sequence.py": KV,
     "kv/sequence_pool.py": KV,
-    "kv/snapshot.py": ["kv/test_snapshot.py"],
+    "kv/snapshot.py": ["kv/test_snapshot.py", "kv/test_prompt_cache.py"],
     "kv/prompt_cache.py": ["kv/test_prompt_cache.py", "serve/test_prompt_cache.py"],
     "sampling/truncation.py": [
         "sampling/test_peer_cases.py", "sampling/test_peer_goldens.py", "sampling/test_properties.py",
