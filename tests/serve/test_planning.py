@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fake_serving import FakeProgram, Simulation, alone, kinds, last, prompt_of, request
 from llamacli.generation.costs import MIN_CHUNK
 from llamacli.serve.errors import QueueFullError
-from llamacli.serve.planning import LAST_CHUNK, OLDEST_EVERY
+from llamacli.serve.planning import BACKGROUND_SHARE, LAST_CHUNK, OLDEST_EVERY
 from llamacli.serve.requests import Done, EmbeddingRequest
 from llamacli.tools.embedding import Pooling
 from suite import examples
@@ -108,6 +108,14 @@ def test_choices_to_come_take_slots_too() -> None:
     assert (len(simulation.scheduler.running), simulation.scheduler.running.n_slots) == (1, 3)
     simulation.run(until=lambda: len(simulation.scheduler.running) == 3)
     assert simulation.scheduler.running.n_slots == 3
+
+
+def test_rows_of_background_requests_beside_prompts_alone() -> None:
+    simulation = Simulation(step_ms=50)
+    simulation.submit(request("long", 500, max_tokens=1))
+    simulation.step()
+    planner = simulation.scheduler._planner
+    assert planner._background_rows(0) == int(BACKGROUND_SHARE * 0.05 / planner._cost.per_row) == 2
 
 
 def test_time_outside_of_evaluation_is_a_mean() -> None:
