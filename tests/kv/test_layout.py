@@ -97,6 +97,6 @@ def test_recurrent_states_are_aligned_and_come_last() -> None:
 
 @pytest.mark.parametrize(("window", "chunk", "n"), [(20, None, 35), (None, 20, 35), (17, 40, 35), (40, 16, 34)])
 def test_most_pages_of_a_window(window: int | None, chunk: int | None, n: int) -> None:
-    """Those of the window, a batch, and one more where these begin within a page."""
+    """Pages of the window, a batch, and one more."""
     group = Group(window, chunk, 64)
     assert [KVLayout.n_pages(group, n_tokens) for n_tokens in (1, 16, 17, 33 * PAGE, 10_000)] == [1, 1, 2, 33, n]

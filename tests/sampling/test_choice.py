@@ -49,7 +49,7 @@ class TestMirostat:
         ("n", "tau", "kept"), [(1000, 0.3, 100), (1000, 6.0, 1000), (129, 3.5, 100), (128, 3.5, 128)]
     )
     def test_version_1_with_equal_largest_logits(self, n: int, tau: float, kept: int) -> None:
-        """k is a power without end of 2**mu / (n - 1), whose limit for the base 1 is 1."""
+        """k is an infinite power of 2**mu / (n - 1)."""
         logits = np.full(n, -3.0, np.float32)
         logits[:100] = 3
         assert len(apply(logits, Mirostat(tau=tau))) == kept

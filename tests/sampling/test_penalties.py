@@ -43,6 +43,11 @@ def test_frequency_and_presence() -> None:
     assert candidates.logits.tolist() == [0, -1.25, -0.75, 0]
 
 
+@pytest.mark.parametrize(("repeat", "expected"), [(0.5, [4, -1]), (1.0, [2, -2]), (2.0, [1, -4]), (0.0, [2, -2])])
+def test_repetition(repeat: float, expected: list[float]) -> None:
+    assert apply(np.array([2.0, -2.0]), Penalties(3, repeat), history=[0, 1]).logits.tolist() == expected
+
+
 class TestDry:
     def penalty(self, history: list[int], token: int, breakers: tuple[str, ...]) -> float:
         dry = Dry(1, 2, 1, 64, sequence_breakers(TOKENS, breakers))

@@ -61,7 +61,7 @@ MODULES = {
         "serve/test_contents.py", "serve/test_pictures.py",
     ],
     "serve/slots.py": ["serve/test_slots.py"],
-    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py", "serve/test_prompt_cache.py"],
+    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py", "serve/test_planning.py"],
     "serve/cache.py": ["serve/test_cache.py", "serve/test_prompt_cache.py", "serve/test_scheduler.py"],
     "serve/texts.py": ["serve/test_texts.py", "serve/test_scheduler.py"],
     "serve/residency.py": ["serve/test_residency.py"],
@@ -362,7 +362,7 @@ class One(Session):
 
 
 def _fails(item: pytest.Item, after: pytest.Item | None) -> bool:
-    """Run a test, and keep the fixtures that the next one needs too."""
+    """Run a test, and keep the fixtures of the next one."""
     failed = []
 
     class Listener:
@@ -404,7 +404,7 @@ def _forget_digests(mutant: Mutant, path: Path) -> None:
 
 
 def _limit(seconds: float) -> None:
-    """End this process if it takes more CPU time from now on, or sleeps."""
+    """End this process if it takes longer from now on."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + CPU_SECONDS + seconds) + 1, hard))
     signal.alarm(int(WALL_SECONDS + 2 * seconds))

@@ -82,9 +82,9 @@ class PromptCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int):
-        """Make the folder, or delete what is beyond the limit: a killed process may have left it.
+        """Make the folder, or bring it within its limit.
 
-        Raises OSError, also if other users can write to the folder.
+        A killed process may have left more. Raises OSError, also if other users can write to the folder.
         """
         make_own_folder(folder)
         self.folder, self.max_bytes = folder, max_bytes
