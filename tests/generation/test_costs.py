@@ -50,6 +50,13 @@ def test_small_steps_are_not_slower_where_time_grows_faster_than_rows() -> None:
     assert cost.seconds(10) == pytest.approx(0.01, rel=0.01)
 
 
+def test_all_time_is_that_of_rows_where_steps_of_all_sizes_take_as_long() -> None:
+    cost = StepCost()
+    for rows in (1, 512):
+        cost.observe(rows, 0.5)
+    assert (cost.base, cost.per_row > 0) == (0, True)
+
+
 def test_changed_speed_is_followed() -> None:
     cost = StepCost()
     for factor in (1, 3):

@@ -108,6 +108,15 @@ def test_a_draft_fits_into_the_rest_of_the_text() -> None:
     assert len(draft.tokens) == 2
     Drafts(costs(1.0, 0.01)).propose([Running(draft, n_left=1)])
     assert len(draft.tokens) == 0
+    last = Running(Draft(Zeros(Clock(), fails=True), 16), n_left=1)
+    Drafts(costs(1.0, 0.01)).propose([last])
+    assert last.draft is not None, "nothing was drafted"
+
+
+def test_a_draft_may_have_one_token() -> None:
+    draft = Draft(Zeros(Clock()), 1)
+    Drafts(costs(1.0, 0.01)).propose([Running(draft)])
+    assert len(draft.tokens) == 1
 
 
 def test_a_step_stays_within_its_time() -> None:

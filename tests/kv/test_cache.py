@@ -280,3 +280,10 @@ def test_operations_are_logged_for_debugging(caplog: pytest.LogCaptureFixture) -
     assert build.startswith("llamacli ")
     assert "numba " in build
     assert operations == ["seq_cp(0, 1, 0, 20)", "remove_range(0, 10, -1)", "close()"]
+
+
+def test_one_sequence_is_the_default() -> None:
+    cache = KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40)
+    assert cache.pos_max(0) == -1
+    with pytest.raises(InvalidRequestError, match="sequence 1 is not one of 0 to 0"):
+        cache.sequence(1)

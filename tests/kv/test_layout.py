@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_helpers import ONE, new_sequence
+from llamacli.kernels.layout import RECURRENT_SLOTS
 from llamacli.kv import KV_TYPES, N_BATCH, PAGE, KVLayout, KVSpec
-from llamacli.kv.layout import Group
+from llamacli.kv.layout import Group, Held, Place, RecurrentSpec
 
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4, "q4_1": 4, "iq4_nl": 4, "q5_0": 5, "q5_1": 5}
 SCALES = {"f32": 0, "f16": 0, "bf16": 0, "q4_1": 2, "q5_1": 2}
@@ -70,3 +71,32 @@ def test_first_position_that_is_seen(window: int | None, chunk: int | None, firs
     assert group.first_seen(20) == first
     assert group.has(20, first)
     assert group.has(20, first + 1) == (not group.evicts)
+
+
+def test_places_of_heads_follow_one_another() -> None:
+    layout = KVLayout.of([ONE, KVSpec(3, 5, value_dim=2), KVSpec(1, 8, values_in_keys=True), ONE], "f32")
+    size = 4 * PAGE
+    assert layout.places == (
+        Place(0, 0, 2 * 4 * size, 4 * size, 4 * size),
+        Place(0, 16 * size, (16 + 15) * size, 5 * size, 2 * size),
+        Place(0, 37 * size, 45 * size, 8 * size, 0),
+        Place(0, 45 * size, 53 * size, 4 * size, 4 * size),
+    )
+    assert layout.groups[0].page_bytes == 61 * size
+
+
+def test_recurrent_states_are_aligned_and_come_last() -> None:
+    states = [RecurrentSpec("a", (3,)), RecurrentSpec("b", (4, 5)), RecurrentSpec("c", (16,))]
+    layout = KVLayout.of([ONE], "f32", states)
+    assert (layout.offsets, layout.groups[-1]) == ((0, 64, 192), Group(None, None, 256, recurrent=True))
+    assert layout.n_bytes(PAGE) == layout.groups[0].page_bytes + 256 * len(RECURRENT_SLOTS)
+    held = KVLayout.of([ONE, ONE], "f32", states, Held(frozenset({1}), frozenset({1})))
+    assert held.places == (Place(0, 0, 0, 0, 0), *KVLayout.of([ONE], "f32").places)
+    assert (held.offsets, held.groups[-1].page_bytes) == ((0, 0, 128), 128)
+
+
+@pytest.mark.parametrize(("window", "chunk", "n"), [(20, None, 35), (None, 20, 35), (17, 40, 35), (40, 16, 34)])
+def test_most_pages_of_a_window(window: int | None, chunk: int | None, n: int) -> None:
+    """Pages of the window, a batch, and one more."""
+    group = Group(window, chunk, 64)
+    assert [KVLayout.n_pages(group, n_tokens) for n_tokens in (1, 16, 17, 33 * PAGE, 10_000)] == [1, 1, 2, 33, n]

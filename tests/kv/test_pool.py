@@ -139,6 +139,22 @@ def test_page_of_an_interrupted_copy_is_zeroed_before_reuse(monkeypatch: pytest.
     assert not view(int(table[2]), pages.page_bytes).any()
 
 
+def test_a_copy_takes_one_page_of_the_slab() -> None:
+    pages, table = pool_module.Pages(4 << 20), np.zeros(3, np.int64)
+    pages.allocate(table, 0)
+    size = pages.n_bytes
+    assert 3 * pages.page_bytes < size < 4 * pages.page_bytes
+    pages.share(int(table[0]), table, 1)
+    pages.copy_on_write(table, 1)
+    pages.copy_on_write(table, 1)
+    pages.allocate(table, 2)
+    assert (pages.n_used, pages.n_bytes) == (3, size)
+    assert len({*np.diff(table)}) == 1
+    for i in range(3):
+        pages.release(table, i)
+    assert pages.n_bytes == 0
+
+
 def test_pool_with_a_limit_refuses_more_pages_and_changes_nothing() -> None:
     pool = KVPool(KVLayout.of([ONE], "f32"))
     page_bytes = pool.layout.groups[0].page_bytes

@@ -14,6 +14,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import default_engine
+from llamacli.kv import prompt_cache
 from llamacli.kv.prompt_cache import PromptCache
 from llamacli.plugins import Plugins
 
@@ -107,9 +108,10 @@ def test_longer_texts_replace_their_beginnings(load: Load, folder: Path) -> None
 
 
 def test_short_texts_are_not_written(load: Load, folder: Path) -> None:
-    with load() as model:
-        evaluated(model, TEXT[:63])
-    assert [*folder.iterdir()] == []
+    for n in (63, 64):
+        with load() as model:
+            evaluated(model, TEXT[:n])
+        assert len([*folder.iterdir()]) == (n == 64)
 
 
 def test_the_least_recently_used_files_are_deleted(load: Load, folder: Path) -> None:
@@ -123,6 +125,19 @@ def test_the_least_recently_used_files_are_deleted(load: Load, folder: Path) -> 
         evaluated(model, [50, *TEXT[:90]])
     assert first.exists()
     assert len([*folder.iterdir()]) == 2
+    PromptCache(folder, size + size // 2)  # as after a process that was killed before it deleted
+    assert [*folder.iterdir()] == [first]
+
+
+def test_files_that_another_server_deletes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.prompt").write_bytes(bytes(10))
+        os.utime(folder / f"{i}.prompt", (i, i))
+    found = [*folder.iterdir(), folder / "gone.prompt"]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(found))
+    PromptCache(folder, 20)
+    assert sorted(path.name for path in folder.iterdir()) == ["1.prompt", "2.prompt"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "version"])
@@ -144,6 +159,16 @@ def test_damaged_files_are_deleted(damage: str, load: Load, folder: Path, caplog
     assert n == 0
     np.testing.assert_array_equal(logits, expected)
     assert ("is deleted" in caplog.text) == (damage != "version")
+
+
+def test_idle_prefixes_are_written_in_the_background(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "IDLE_S", 0.05)
+    with load() as model:
+        evaluated(model, TEXT)
+        model.prompt_cache.save_in_background(model.prefixes(model.kv_pool().layout.kv_type, 200))
+        while not [*folder.glob("*.prompt")]:
+            time.sleep(0.01)
+        model.prompt_cache.close()
 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:

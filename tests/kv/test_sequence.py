@@ -55,6 +55,20 @@ class TestFork:
         assert child.pool.n_bytes == 0
 
 
+def test_copied_cells_are_those_of_one_group() -> None:
+    """Pages of another group have another shape."""
+    layout = KVLayout.of([ONE, KVSpec(1, 3, window=20)], "f32")
+    page, source = (np.arange(layout.groups[0].page_bytes, dtype=np.uint8) + 7 * i for i in range(2))
+    expected = [array.view(np.float32).copy() for array in (page, source)]
+    for x in expected:
+        keys, values = x[: x.size // 2].reshape(2, 4, PAGE), x[x.size // 2 :].reshape(2, PAGE, 4)
+        if x is not expected[1]:
+            keys[..., 5:8] = expected[1][: x.size // 2].reshape(2, 4, PAGE)[..., 5:8]
+            values[:, 5:8] = expected[1][x.size // 2 :].reshape(2, PAGE, 4)[:, 5:8]
+    sequence_module.copy_cells(layout, 0, page.ctypes.data, source.ctypes.data, 5, 3, same_prefix=True)
+    assert page.tobytes() == expected[0].tobytes()
+
+
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_copied_cells_read_the_same_after_the_same_or_another_prefix(kv_type: str) -> None:
     source = new_sequence([ONE], 100, kv_type)

@@ -82,6 +82,17 @@ def test_sequences_are_created_when_first_used() -> None:
     assert not cache._sequences
 
 
+def test_one_token_is_not_empty() -> None:
+    cache = KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 2)
+    pool = SequencePool(cache)
+    cache.sequence(pool.acquire()).reserve(0, 1)
+    cache.sequence(0).tokens += [7]
+    with pytest.raises(InvalidRequestError, match="sequence 0 still holds tokens"):
+        pool.release(0)
+    with pytest.raises(InvalidRequestError, match="must be empty"):
+        SequencePool(cache)
+
+
 @pytest.mark.parametrize("seq", [[], None, 1.0, True, "0"])
 def test_sequence_numbers_that_are_not_integers_are_refused(seq: object) -> None:
     pool = SequencePool(KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 2))

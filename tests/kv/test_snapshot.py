@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import LoadTiny
+from kv_helpers import ONE, fill, new_sequence
 from llamacli import Model, OutOfMemoryError, SamplingParams, StateError
 from llamacli.kv import FileData, KVLayout, KVPool, KVSequence, KVSpec, snapshot
 from llamacli.session import Session
@@ -297,3 +298,17 @@ def test_killed_writer_leaves_the_old_or_the_new_state(n: int, tmp_path: Path) -
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=600,
     )  # fmt: skip
     assert len([name for name in os.listdir(tmp_path) if name != "s"]) <= 1, "the next save removes a leftover"
+
+
+def test_a_restored_sequence_frees_its_pages() -> None:
+    sequence = new_sequence([ONE], 100)
+    fill(sequence, 0, 40)
+    sequence.tokens += range(40)
+    data, pool = snapshot.dump({0: sequence}), sequence.pool
+    assert int.from_bytes(data[12:16], "little") == snapshot.VERSION, "token 0 needs no more bytes than others"
+    other = KVSequence(pool, 100)
+    snapshot.load(data, pool).restore({0: other})
+    assert len(other.held_pages(0)) == 3
+    for one in (sequence, other):
+        one.close()
+    assert pool.n_used_bytes == 0

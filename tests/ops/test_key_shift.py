@@ -11,6 +11,7 @@ from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata
 from llamacli.graph import Param, Tensor
 from llamacli.kv import KVLayout, KVPool, KVSequence
+from llamacli.ops.shift_plan import ShiftPlan
 
 WIDTH, HEAD_DIM = 32, 16
 ROPE = Rope(HEAD_DIM, interleaved=False)
@@ -105,6 +106,34 @@ def test_keys_with_a_zero_weight_are_refused(engine: Engine) -> None:
     program = compile_keys(engine, SHIFTED["rope, then norm"], zero)
     with pytest.raises(InvalidRequestError, match="RmsNorm cannot undo"):
         program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"), [("norm, then rope", set()), ("rope, then norm", {"norm.weight"}), ("no positions", set())]
+)
+def test_shifts_read_weights_behind_rope_only(keys: str, expected: set[str]) -> None:
+    graph = Graph()
+    x = graph.embed(Param(Tensor("token_embd.weight", (20, WIDTH))))
+    k = SHIFTED[keys](graph, lambda name, *shape: Param(Tensor(f"{name}.weight", shape)), x)
+    graph.attention(x, graph.store(k, x, head_dim=HEAD_DIM), scale=1.0)
+    assert {tensor.name for tensor in ShiftPlan(graph.ops, lambda tensor: np.ones(tensor.shape)).tensors()} == expected
+
+
+@pytest.mark.parametrize("value_dim", [4, 12])
+def test_values_that_are_a_part_of_shifted_keys(value_dim: int) -> None:
+    """Latent attention: refused where the shift moves the part."""
+    graph = Graph()
+    x = graph.embed(Param(Tensor("token_embd.weight", (20, HEAD_DIM))))
+    rest = graph.rope(graph.columns(x, 4, 12), Rope(12, interleaved=False), 12)
+    kv = graph.store(graph.concat(graph.columns(x, 0, 4), rest), None, head_dim=HEAD_DIM, value_dim=value_dim)
+    graph.attention(x, kv, scale=1.0)
+    plan = ShiftPlan(graph.ops, lambda tensor: np.ones(tensor.shape))
+    keys = np.random.default_rng(1).normal(size=(1, HEAD_DIM, 3)).astype(np.float32)
+    if value_dim == 4:
+        np.testing.assert_array_equal(plan.shift(0, keys, 2, 64)[:, :4], keys[:, :4])
+        return
+    with pytest.raises(InvalidRequestError, match="cached values of layer 0 cannot be moved"):
+        plan.shift(0, keys, 2, 64)
 
 
 def test_the_op_at_fault_is_named(engine: Engine) -> None:

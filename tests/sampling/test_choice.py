@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from candidates import LOGITS, Logits, apply
 from llamacli import InvalidRequestError
-from llamacli.sampling import AdaptiveP, Draw, Mirostat, MirostatV2, SamplerChain, SamplerState, TopK
+from llamacli.sampling import (
+    AdaptiveP,
+    Draw,
+    Dry,
+    MinP,
+    Mirostat,
+    MirostatV2,
+    SamplerChain,
+    SamplerState,
+    TopK,
+    TopP,
+    TypicalP,
+    Xtc,
+)
 
 P = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
 HALVING = np.log(P.astype(np.float32))
@@ -32,9 +45,12 @@ class TestMirostat:
             candidates = apply(HALVING, MirostatV2(tau=mu / 2))
             assert len(candidates) == left, mu
 
-    @pytest.mark.parametrize(("tau", "kept"), [(0.3, 100), (6.0, 1000)])
-    def test_version_1_with_equal_largest_logits(self, tau: float, kept: int) -> None:
-        logits = np.full(1000, -3.0, np.float32)
+    @pytest.mark.parametrize(
+        ("n", "tau", "kept"), [(1000, 0.3, 100), (1000, 6.0, 1000), (129, 3.5, 100), (128, 3.5, 128)]
+    )
+    def test_version_1_with_equal_largest_logits(self, n: int, tau: float, kept: int) -> None:
+        """k is an infinite power of 2**mu / (n - 1)."""
+        logits = np.full(n, -3.0, np.float32)
         logits[:100] = 3
         assert len(apply(logits, Mirostat(tau=tau))) == kept
 
@@ -112,6 +128,32 @@ class TestAdaptiveP:
                 state.accept(token)
                 drawn.append(P[token])
             assert np.mean(drawn) == pytest.approx(target, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "inside", "outside"),
+    [
+        (Mirostat, ("tau", "eta"), (0.0,), (-0.1,)),
+        (MirostatV2, ("tau", "eta"), (0.0,), (-0.1,)),
+        (AdaptiveP, ("target",), (-1.0, 1.0), (-1.1, 1.1)),
+        (lambda decay: AdaptiveP(0.5, decay), ("decay",), (0.0, 0.99), (-0.1, 1.0)),
+        (TopP, ("p",), (0.0, 1.0), (-0.1, 1.1)),
+        (TypicalP, ("p",), (0.0, 1.0), (-0.1, 1.1)),
+        (MinP, ("p",), (0.0, 1.1), (-0.1,)),
+        (lambda probability: Xtc(probability, 0.5), ("probability",), (0.0, 1.0), (-0.1, 1.1)),
+        (lambda threshold: Xtc(0.5, threshold), ("threshold",), (0.0, 1.0), (-0.1, 1.1)),
+        (lambda multiplier: Dry(multiplier), ("multiplier",), (0.0,), (-0.1,)),
+        (lambda base: Dry(1.0, base), ("base",), (1.0,), (0.9,)),
+        (lambda allowed_length: Dry(1.0, 1.75, allowed_length), ("allowed_length",), (0,), (-1,)),
+    ],
+)
+def test_limits(kind: type, names: tuple[str, ...], inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    for name in names:
+        for value in inside:
+            kind(**{name: value})
+        for value in outside:
+            with pytest.raises(InvalidRequestError, match=name):
+                kind(**{name: value})
 
 
 @pytest.mark.parametrize("kind", [Mirostat, MirostatV2, lambda: AdaptiveP(0.3)])

@@ -81,6 +81,17 @@ def test_infill_restores_an_end_but_no_forbidden_one(words: Tokenizer) -> None:
     assert apply(flat, Infill(words)).ids.tolist() == [300]
 
 
+@pytest.mark.parametrize(("end", "kept"), [(0.11, 1), (0.09, 3)])
+def test_infill_ends_by_the_share_of_ends(end: float, kept: int, words: Tokenizer) -> None:
+    """Of three candidates an end needs 1 / (3 * 3 + 1)."""
+    p = np.zeros(words.n_vocab)
+    p[[words.eos_id, words.token_id("a"), words.token_id("b")]] = end, (1 - end) / 2, (1 - end) / 2
+    with np.errstate(divide="ignore"):
+        logits = np.log(p).astype(np.float32)
+    left = apply(logits, TopK(3), Infill(words)).ids.tolist()
+    assert (words.eos_id in left, len(left)) == (True, kept)
+
+
 def test_infill_needs_a_tokenizer() -> None:
     with pytest.raises(InvalidRequestError, match="infill needs a tokenizer"):
         build_chain(SamplingParams(samplers=("infill",), temperature=1.0))

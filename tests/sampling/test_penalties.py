@@ -43,6 +43,11 @@ def test_frequency_and_presence() -> None:
     assert candidates.logits.tolist() == [0, -1.25, -0.75, 0]
 
 
+@pytest.mark.parametrize(("repeat", "expected"), [(0.5, [4, -1]), (1.0, [2, -2]), (2.0, [1, -4]), (0.0, [2, -2])])
+def test_repetition(repeat: float, expected: list[float]) -> None:
+    assert apply(np.array([2.0, -2.0]), Penalties(3, repeat), history=[0, 1]).logits.tolist() == expected
+
+
 class TestDry:
     def penalty(self, history: list[int], token: int, breakers: tuple[str, ...]) -> float:
         dry = Dry(1, 2, 1, 64, sequence_breakers(TOKENS, breakers))
@@ -113,3 +118,28 @@ def test_overflowing_logits_are_clipped(logit: float) -> None:
     assert np.isfinite(left.logits[0])
     assert np.isneginf(left.logits[2])
     assert np.isfinite(left.probabilities()).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, None),
+        ({"repeat_penalty": 0.0}, None),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, None),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 1}, Penalties),
+        ({"frequency_penalty": 0.1}, Penalties),
+        ({"presence_penalty": -0.1}, Penalties),
+        ({"dry_multiplier": 0.5, "dry_penalty_last_n": 0}, None),
+        ({"dry_multiplier": 0.5, "dry_penalty_last_n": 1}, Dry),
+    ],
+)
+def test_neutral_parameters_turn_a_sampler_off(fields: dict, kind: type | None) -> None:
+    found = [type(one) for one in build_chain(SamplingParams(**fields), TOKENS).samplers]
+    assert [one for one in found if one in (Penalties, Dry)] == ([kind] if kind else [])
+
+
+def test_dry_allows_two_tokens_by_default() -> None:
+    x, y, z = b"xyz"
+    left = apply(np.zeros(TOKENS.n_vocab), Dry(1.0), history=[x, y, z, x, y])
+    assert left.logits[z] == -1
+    assert apply(np.zeros(TOKENS.n_vocab), Dry(1.0), history=[y, z, x, y]).logits[z] == 0

@@ -65,8 +65,11 @@ def test_a_trigger_may_begin_and_end_within_tokens() -> None:
     (token,) = WORDS.encode("the", add_special=False)
     assert WORDS.piece(token) == "the", "one token, and the trigger is a part of it"
     grammar = lazy('root ::= "he" " dog"', "he")
-    grammar.accept(token)
-    assert all(" dog".startswith(piece) for piece in fits(grammar))
+    for before in ("", "x"):
+        accept(grammar, before)
+        grammar.accept(token)
+        assert all(" dog".startswith(piece) for piece in fits(grammar))
+        grammar.reset()
     grammar = lazy('root ::= "h d" [o]', "h d")
     accept(grammar, "such h")
     assert waits(grammar)
@@ -176,16 +179,21 @@ def test_triggers_must_be_strings(triggers: object) -> None:
         (("<t>", "</t>"), "<c>1", True),
         (("", "</t>"), "see <c> now", False),
         (("", "</t>"), "see <c> now</t><c>1", True),
+        (("", "</t>"), "see</t></t><c>1", True),
+        (("<t>", "</t>", "<f>"), "<t>see</t><c><f> <c>1", True),
+        (("<t>", "</t>", "<f>"), "<t>see</t><c>1", False),
     ],
 )
 def test_triggers_in_reasoning_are_ignored(after: tuple[str, ...], text: str, triggered: bool) -> None:
     tokenizer = tokenizer_from_metadata(byte_level([], {"</s>": CONTROL}, eos_token_id=256))
     params = SamplingParams(grammar='root ::= "<c>1"', grammar_triggers="<c>", grammar_after=after)
     chain = build_chain(params, tokenizer)
-    for token in tokenizer.encode(text, add_special=False):
-        chain.accept(token)
-    if triggered:
-        with pytest.raises(InvalidRequestError):
+    for _ in range(2):
+        for token in tokenizer.encode(text, add_special=False):
+            chain.accept(token)
+        if triggered:
+            with pytest.raises(InvalidRequestError):
+                chain.accept(tokenizer.encode("x", add_special=False)[0])
+        else:
             chain.accept(tokenizer.encode("x", add_special=False)[0])
-    else:
-        chain.accept(tokenizer.encode("x", add_special=False)[0])
+        chain.reset()

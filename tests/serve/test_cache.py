@@ -12,10 +12,12 @@ from conftest import LoadTiny, TinyGguf
 from llamacli import DraftModel, InvalidRequestError, Model, MtpHead
 from llamacli.engine import Engine, default_engine
 from llamacli.generation.drafts import Drafts
-from llamacli.kv import N_BATCH
+from llamacli.kv import N_BATCH, PAGE
+from llamacli.kv.pool import PageLog
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
 from llamacli.serve import running
+from llamacli.serve.cache import CacheMemory
 from llamacli.serve.drafts import DraftSource
 from llamacli.serve.errors import NotSupportedError, PromptTooLongError
 from llamacli.serve.requests import Done, Embedding, EmbeddingRequest, Event, GenerationRequest, TextDelta
@@ -176,3 +178,39 @@ def test_encoders_generate_no_text_and_take_a_batch_at_most(load_tiny: LoadTiny)
         one.submit(GenerationRequest(id="a", model="m", prompts=((1, 2),)))
     with pytest.raises(PromptTooLongError):
         one.submit(EmbeddingRequest(id="a", model="m", prompts=((1,) * (N_BATCH + 1),)))
+
+
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+def test_memory_of_contexts_and_prefixes(load_tiny: LoadTiny) -> None:
+    model = load_tiny("gqa")
+    layout = model.kv_pool().layout
+    size, page = layout.n_bytes(2 * PAGE), layout.n_bytes(PAGE)
+    memory = CacheMemory(model, EngineSettings(n_ctx=2 * PAGE, kv_memory=3 * size))
+    assert (memory.max_bytes, memory.page_bytes, memory.free_bytes) == (3 * size, page, 3 * size)
+    assert [memory.n_bytes(n) for n in (-1, 0, 1, PAGE, PAGE + 1, 9 * PAGE)] == [0, 0, page, page, size, size]
+    sequence = memory.new_sequence()
+    sequence.reserve(0, 2 * PAGE)
+    sequence.tokens += range(2 * PAGE)
+    memory.keep(sequence)
+    assert memory.free_bytes == 2 * size
+    sequence.close()
+    assert memory.free_bytes == 3 * size
+    assert not memory.spare(3 * size + 1)
+    assert memory.spare(2 * size)
+    assert memory.free_bytes - memory.prefixes.evictable_bytes == 2 * size, "nothing was evicted"
+    assert memory.spare(2 * size + 1)
+    assert memory.prefixes.evictable_bytes == 0
+    assert not memory.evict(3 * size + 1)
+    memory.pool.log = PageLog([(0, 0, 0, 0, 0)])
+    memory.forget_all()
+    assert memory.pool.log == PageLog()
+    memory.close()
+
+
+@pytest.mark.parametrize("engine", [pytest.param(default_engine, id="default")], indirect=True)
+@pytest.mark.parametrize(("n_pages", "more", "most"), [(1, 0, 1), (3, 0, 3), (4, -1, 3), (3, 1, 3)])
+def test_context_is_the_largest_that_fits(n_pages: int, more: int, most: int, load_tiny: LoadTiny) -> None:
+    model = load_tiny("gqa")
+    memory = CacheMemory(model, EngineSettings(kv_memory=model.kv_pool().layout.n_bytes(n_pages * PAGE) + more))
+    assert memory.n_ctx == most * PAGE
+    memory.close()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from llamacli.serve.compilers import MOST_PER_KEY, N_THREADS, Compilers
-from llamacli.serve.errors import QueueTimeoutError
+from llamacli.serve.errors import BadRequestError, QueueTimeoutError
 from llamacli.util.cancellation import is_cancelled
 
 
@@ -51,7 +51,7 @@ def test_grammars_of_batches_hold_up_no_client() -> None:
         await asyncio.sleep(0)
         assert await compilers.run("client of the batch", int, "1") == 1
         errors = await asyncio.gather(*work, return_exceptions=True)
-        assert [type(error) for error in errors] == [TimeoutError, *[QueueTimeoutError] * (3 * N_THREADS - 1)]
+        assert [type(error) for error in errors] == [BadRequestError, *[QueueTimeoutError] * (3 * N_THREADS - 1)]
 
     try:
         asyncio.run(use())

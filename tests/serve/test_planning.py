@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fake_serving import FakeProgram, Simulation, alone, kinds, last, prompt_of, request
 from llamacli.generation.costs import MIN_CHUNK
 from llamacli.serve.errors import QueueFullError
-from llamacli.serve.planning import LAST_CHUNK, OLDEST_EVERY
+from llamacli.serve.planning import BACKGROUND_SHARE, LAST_CHUNK, OLDEST_EVERY
 from llamacli.serve.requests import Done, EmbeddingRequest
 from llamacli.tools.embedding import Pooling
 from suite import examples
@@ -99,6 +99,30 @@ def test_extra_texts_wait_until_the_time_of_steps_is_known() -> None:
         simulation.submit(request("one more"))
     simulation.step()
     assert simulation.scheduler.n_running == 2
+
+
+def test_choices_to_come_take_slots_too() -> None:
+    simulation = Simulation(max_running=4)
+    simulation.submit(request("three", 300, n=3, max_tokens=5, ignore_eos=True))
+    simulation.step()
+    assert (len(simulation.scheduler.running), simulation.scheduler.running.n_slots) == (1, 3)
+    simulation.run(until=lambda: len(simulation.scheduler.running) == 3)
+    assert simulation.scheduler.running.n_slots == 3
+
+
+def test_rows_of_background_requests_beside_prompts_alone() -> None:
+    simulation = Simulation(step_ms=50)
+    simulation.submit(request("long", 500, max_tokens=1))
+    simulation.step()
+    planner = simulation.scheduler._planner
+    assert planner._background_rows(0) == int(BACKGROUND_SHARE * 0.05 / planner._cost.per_row) == 2
+
+
+def test_time_outside_of_evaluation_is_a_mean() -> None:
+    planner = Simulation().scheduler._planner
+    for _ in range(100):
+        planner.observe(0.01)
+    assert planner._other_s == pytest.approx(0.01, rel=1e-3)
 
 
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:

@@ -133,6 +133,14 @@ def test_reasoning_comes_apart_and_stop_strings_are_not_searched_in_it() -> None
     assert end(events) == Finished(3, "stop", "dog")
 
 
+def test_tokens_that_come_at_once_are_held_back_each_for_its_own_text() -> None:
+    tokens = ids("<txa")
+    assert len(tokens) == 4
+    events = fed([*tokens, EOS], reply=reply(THINKING), stop=("xyz",), logprobs=True)
+    deltas = [(event.text, [token.piece for token in event.tokens]) for event in events[:-1]]  # type: ignore[union-attr]
+    assert deltas == [("<t", [b"<", b"t"]), ("xa", [b"x", b"a"])]
+
+
 def test_reasoning_that_the_prompt_has_opened_is_counted() -> None:
     request = GenerationRequest(
         id="a", model="m", prompts=(PROMPT,), reply=reply(THINKING, prompt="x<think>\n"), stop=("z",)

@@ -165,7 +165,7 @@ def test_numbered_sequences_are_copied_whole_or_refused(hybrid: Model) -> None:
 
 def test_memory_is_counted_and_returned(hybrid: Model) -> None:
     pool = hybrid.kv_pool()
-    state = pool.layout.recurrent_bytes
+    state = pool.layout.groups[-1].page_bytes
     session = hybrid.create_session(reuse=False)
     session.eval(TOKENS[:5])
     session.eval(TOKENS[5:9])
@@ -177,7 +177,7 @@ def test_memory_is_counted_and_returned(hybrid: Model) -> None:
 
 
 def test_checkpoints_stay_within_the_limit(hybrid: Model) -> None:
-    state = hybrid.kv_pool().layout.recurrent_bytes
+    state = hybrid.kv_pool().layout.groups[-1].page_bytes
     assert hybrid.prefix_cache_bytes >= 8 * state
     hybrid.prefix_cache_bytes = 40 * (state + hybrid.kv_pool().groups[0].page_bytes)
     session = hybrid.create_session()
@@ -244,11 +244,11 @@ def test_drafts_take_a_page_of_states(hybrid: Model) -> None:
     cells = sum(pages.page_bytes for pages in pool.groups[:-1])
     for token in TOKENS[5:9]:
         session.eval_ahead(token, [3, 4])
-        assert pool.n_used_bytes == cells + 3 * pool.layout.recurrent_bytes
+        assert pool.n_used_bytes == cells + 3 * pool.layout.groups[-1].page_bytes
     expect_logits(session, TOKENS[:9])
     session.rewind(0)
     session.eval(TOKENS[:3])
-    assert pool.n_used_bytes == cells + pool.layout.recurrent_bytes
+    assert pool.n_used_bytes == cells + pool.layout.groups[-1].page_bytes
     session.close()
     assert pool.n_used_bytes == 0
 

@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import random
@@ -47,8 +48,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "core" / "llamacli"
 KV = ["kv", "session/test_reuse.py", "session/test_remove_range.py", "session/test_save_load.py"]
 MODULES = {
-    "kernels/kv_types/cells.py": ["ops/test_attention.py", "kernels/test_attention.py"],
-    "kernels/embedding.py": ["ops/test_embed.py"],
+    "kernels/kv_types/cells.py": ["kernels/test_cached.py", "kernels/test_attention.py", "ops/test_attention.py"],
+    "kernels/embedding.py": ["ops/test_embed.py", "kernels/test_linear.py"],
     "kernels/cached.py": ["kernels/test_cached.py", "ops/test_key_shift.py", "ops/test_attention.py"],
     "kernels/encoding.py": ["kernels/test_encoding.py"],
     "kernels/sampling.py": ["kernels/test_sampling_kernels.py"],
@@ -57,9 +58,10 @@ MODULES = {
     "serve/planning.py": ["serve/test_planning.py", "serve/test_contents.py", "serve/test_scheduler.py"],
     "serve/scheduler.py": [
         "serve/test_scheduler.py", "serve/test_slow_draws.py", "serve/test_slots.py", "serve/test_adapters.py",
+        "serve/test_contents.py", "serve/test_pictures.py",
     ],
     "serve/slots.py": ["serve/test_slots.py"],
-    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py"],
+    "serve/sequences.py": ["serve/test_scheduler.py", "serve/test_cache.py", "serve/test_planning.py"],
     "serve/cache.py": ["serve/test_cache.py", "serve/test_prompt_cache.py", "serve/test_scheduler.py"],
     "serve/texts.py": ["serve/test_texts.py", "serve/test_scheduler.py"],
     "serve/residency.py": ["serve/test_residency.py"],
@@ -69,13 +71,14 @@ MODULES = {
     "kv/prefixes.py": KV,
     "kv/cache.py": KV,
     "kv/entries.py": KV,
-    "kv/layout.py": KV,
+    "kv/layout.py": ["kv/test_layout.py", "kv/test_pool.py", "generation/test_costs.py"],
     "kv/sequence.py": KV,
     "kv/sequence_pool.py": KV,
-    "kv/snapshot.py": ["kv/test_snapshot.py"],
-    "kv/prompt_cache.py": ["kv/test_prompt_cache.py"],
+    "kv/snapshot.py": ["kv/test_snapshot.py", "kv/test_prompt_cache.py"],
+    "kv/prompt_cache.py": ["kv/test_prompt_cache.py", "serve/test_prompt_cache.py"],
     "sampling/truncation.py": [
-        "sampling/test_properties.py", "sampling/test_default_chain.py", "sampling/test_peer_goldens.py",
+        "sampling/test_peer_cases.py", "sampling/test_peer_goldens.py", "sampling/test_properties.py",
+        "sampling/test_default_chain.py", "sampling/test_choice.py",
     ],
     "sampling/penalties.py": ["sampling/test_penalties.py"],
     "sampling/choice.py": ["sampling/test_choice.py"],
@@ -112,8 +115,8 @@ SPOKEN = {"debug", "info", "warning", "warn", "error", "exception", "log", "prin
 WARM = ["asyncio", "numpy", "hypothesis", "jinja2", "llguidance", "llvmlite.binding", "msgspec", "numba"]
 """Modules that the first process imports."""
 
-CPU_SECONDS, WALL_SECONDS = 20, 60
-"""Least limits of a mutant; a hang is a failure."""
+CPU_SECONDS, WALL_SECONDS, COMPILE_SECONDS = 5, 60, 60
+"""Least limits of a test of a mutant, and what one of kernels has in addition; a hang is a failure."""
 
 PATHS = [ROOT / part for part in ("core", "tests", "tests/support", "tools", "examples/verb")]
 
@@ -251,12 +254,12 @@ class Result:
     """Mutants of a module after their tests.
 
     - `survivors`: of them, descriptions.
-    - `fresh`: numbers of mutants to be imported, and the tests to try.
+    - `fresh`: numbers of mutants to be imported, and the tests to try, with their seconds of CPU time.
     - `unusable`: tests that fail without a change; `n_tests`: the others.
     """
 
     survivors: list[str] = dataclasses.field(default_factory=list)
-    fresh: list[tuple[int, list[str]]] = dataclasses.field(default_factory=list)
+    fresh: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
     unusable: list[str] = dataclasses.field(default_factory=list)
     n_tests: int = 0
 
@@ -295,10 +298,10 @@ class Session:
             chosen = [name for name in items if at_import or untraced or lines[name] & mutant.lines]
             chosen.sort(key=lambda name: (-kills[name], seconds[name]))
             if at_import:
-                result.fresh.append((number, chosen))
+                result.fresh.append((number, {name: seconds[name] for name in chosen}))
                 continue
             tried = [items[name] for name in chosen]
-            killer = _in_child(functools.partial(self._first_failure, mutant, tried), sum(map(seconds.get, chosen)))
+            killer = _in_child(functools.partial(self._try, mutant, tried, seconds), 0)
             if killer is None:
                 result.survivors.append(mutant.text + ("" if chosen else "  (no test runs it)"))
             else:
@@ -316,24 +319,36 @@ class Session:
         def trace(frame: FrameType, _event: str, _argument: object) -> Any:
             return local(frame, "", None) if frame.f_code.co_filename == path else None
 
-        for item in items:
+        for item, after in itertools.zip_longest(items, items[1:]):
             here = set()
-            started = time.perf_counter()
+            started = time.process_time()
             threading.settrace(trace)
             sys.settrace(trace)
-            failed = _fails(item)
+            failed = _fails(item, after)
             sys.settrace(None)
             if not failed:
-                lines[item.nodeid], seconds[item.nodeid] = here, time.perf_counter() - started
+                lines[item.nodeid], seconds[item.nodeid] = here, time.process_time() - started
         return lines, seconds
 
-    def _first_failure(self, mutant: Mutant, items: list[pytest.Item]) -> str | None:
+    def _try(self, mutant: Mutant, items: list[pytest.Item], seconds: dict[str, float]) -> str | None:
         patch(mutant, self.path)
-        return next((item.nodeid for item in items if _fails(item)), None)
+        return self._first_failure(items, seconds)
+
+    def _first_failure(self, items: list[pytest.Item], seconds: dict[str, float]) -> str | None:
+        more = COMPILE_SECONDS if "kernels" in self.path.parts else 0
+        for item, after in itertools.zip_longest(items, items[1:]):
+            _limit(more + 10 * seconds[item.nodeid])
+            if _fails(item, after):
+                return item.nodeid
+        return None
 
 
 class One(Session):
     """The same for one mutant that was imported."""
+
+    def __init__(self, path: Path, mutant: Mutant, seconds: dict[str, float]):
+        super().__init__(path, [mutant])
+        self._seconds = seconds
 
     def pytest_sessionstart(self) -> None:
         """Note nothing."""
@@ -341,12 +356,13 @@ class One(Session):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests."""
         _forget_digests(self._mutants[0], self.path)
-        if not session.testsfailed and not any(_fails(item) for item in session.items):
+        if not session.testsfailed and self._first_failure(session.items, self._seconds) is None:
             self.result.survivors.append(self._mutants[0].text)
         return True
 
 
-def _fails(item: pytest.Item) -> bool:
+def _fails(item: pytest.Item, after: pytest.Item | None) -> bool:
+    """Run a test, and keep the fixtures of the next one."""
     failed = []
 
     class Listener:
@@ -355,7 +371,7 @@ def _fails(item: pytest.Item) -> bool:
 
     manager, listener = item.config.pluginmanager, Listener()
     manager.register(listener)
-    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
     manager.unregister(listener)
     return any(failed)
 
@@ -363,6 +379,7 @@ def _fails(item: pytest.Item) -> bool:
 def patch(mutant: Mutant, path: Path) -> None:
     """Give functions of a module their changed code."""
     new = dict(_functions(mutant.code))
+    importlib.import_module(_module_name(path))  # some are imported when a test first needs them
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename == str(path):
             code = function.__code__
@@ -370,16 +387,27 @@ def patch(mutant: Mutant, path: Path) -> None:
     _forget_digests(mutant, path)
 
 
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
 def _forget_digests(mutant: Mutant, path: Path) -> None:
     """Compile kernels of a changed module instead of loading them."""
     from llamacli.kernels import digest, jit
 
-    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    name = _module_name(path)
     if name in digest.sources():
         digest.sources()[name] = mutant.source
         digest._hash.cache_clear()
         digest.source_digest.cache_clear()
         jit._Entry.save = lambda self, data: None  # type: ignore[method-assign]
+
+
+def _limit(seconds: float) -> None:
+    """End this process if it takes longer from now on."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + CPU_SECONDS + seconds) + 1, hard))
+    signal.alarm(int(WALL_SECONDS + 2 * seconds))
 
 
 def _in_child(work: Callable[[], Any], seconds: float) -> Any:
@@ -394,8 +422,7 @@ def _in_child(work: Callable[[], Any], seconds: float) -> Any:
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(CPU_SECONDS + 10 * seconds),) * 2)
-        signal.alarm(int(WALL_SECONDS + 20 * seconds))
+        _limit(seconds)
         try:
             data = pickle.dumps(work())
             with os.fdopen(writer, "wb") as file:
@@ -431,14 +458,14 @@ def _run(tests: list[str], plugin: Session) -> Result:
     return plugin.result
 
 
-def _run_imported(tests: list[str], mutant: Mutant, path: Path) -> Result:
+def _run_imported(mutant: Mutant, path: Path, seconds: dict[str, float]) -> Result:
     load = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
         return mutant.code if self.path == str(path) else load(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    return _run(tests, One(path, [mutant]))
+    return _run([*seconds], One(path, mutant, seconds))
 
 
 def try_module(name: str, number: int, seed: int) -> tuple[Result, int, int]:
@@ -447,8 +474,8 @@ def try_module(name: str, number: int, seed: int) -> tuple[Result, int, int]:
     tests = [str(ROOT / "tests" / test) for test in MODULES[name]]
     mutants, n = mutants_of(path, number, random.Random(f"{seed} {name}"))
     result = _in_child(lambda: _run(tests, Session(path, mutants)), 10_000)
-    for i, chosen in result.fresh:
-        imported = _in_child(functools.partial(_run_imported, chosen, mutants[i], path), 60)
+    for i, seconds in result.fresh:
+        imported = _in_child(functools.partial(_run_imported, mutants[i], path, seconds), 60)
         result.survivors += [] if imported == "ended" else imported.survivors
     return result, len(mutants), n
 

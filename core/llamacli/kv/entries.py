@@ -77,8 +77,10 @@ class LayerKVCache:
 
     def get(self, position: int) -> KVCacheEntry | None:
         """Get the entry of a position; None if not cached."""
-        cell = position % len(self._positions) if is_integer(position) and position >= 0 else 0
-        if self._positions[cell] != position or position < 0:
+        if not is_integer(position) or position < 0:
+            return None
+        cell = position % len(self._positions)
+        if self._positions[cell] != position:
             return None
         keys, values = self._sequence.read_cell(self._layer, cell)
         return KVCacheEntry(position, keys, values)

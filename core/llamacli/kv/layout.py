@@ -166,11 +166,6 @@ class KVLayout:
         offsets = (0, *ends[:-1]) if recurrent else ()
         return cls(tuple(specs), kv_type, tuple(groups), tuple(places), tuple(recurrent), offsets, held)
 
-    @property
-    def recurrent_bytes(self) -> int:
-        """Bytes of all recurrent states of a sequence."""
-        return self.groups[-1].page_bytes if self.recurrent else 0
-
     def n_bytes(self, seq_len: int) -> int:
         """Maximum size in bytes of a sequence of `seq_len` tokens.
 

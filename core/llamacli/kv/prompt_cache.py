@@ -82,7 +82,10 @@ class PromptCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int):
-        """Make the folder; OSError, also if other users can write to it."""
+        """Make the folder, or bring it within its limit.
+
+        A killed process may have left more. Raises OSError, also if other users can write to the folder.
+        """
         make_own_folder(folder)
         self.folder, self.max_bytes = folder, max_bytes
         self._lock = threading.Lock()
@@ -90,6 +93,7 @@ class PromptCache:
         self._saved: weakref.WeakSet[KVSequence] = weakref.WeakSet()
         self._stopped = threading.Event()
         self._writer: threading.Thread | None = None
+        self._limit()
 
     def load(self, prefixes: PrefixIndex, like: KVSequence, tokens: Sequence[int], max_bytes: int) -> int:
         """Read the prefix that saves the most tokens into the prefix cache.
@@ -198,9 +202,13 @@ class PromptCache:
                 entry.path.unlink(missing_ok=True)
 
     def _limit(self) -> None:
-        files = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self.folder.glob(f"*{_SUFFIX}"))
+        files = list[tuple[float, int, Path]]()
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another server deleted it
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
-        for _, size, path in files:
+        for _, size, path in sorted(files):
             if total <= self.max_bytes:
                 break
             path.unlink(missing_ok=True)

@@ -93,7 +93,7 @@ def _zipf_k(slope: float, mu: float, n_vocab: int) -> int:
         denominator = (1 - n_vocab**-excess) / excess if excess else math.log(n_vocab)
         base = 2**mu / denominator
         if not slope:  # equal logits: the limit of the power
-            return 0 if base < 1 else n_vocab
+            return 1 if base <= 1 else n_vocab
         return int(min(base ** (1 / slope), n_vocab))
     except (OverflowError, ZeroDivisionError):
         return n_vocab

@@ -29,9 +29,9 @@ _MAX_BYTES, _MAX_TOKENS = 40, 20
 
 def expect_tokens(ids: Sequence[int], n_vocab: int, name: str) -> None:
     """Raise InvalidRequestError for ids beyond the vocabulary, naming the parameter."""
-    largest = max(ids, default=-1)
-    if largest >= n_vocab:
-        raise InvalidRequestError(f"{name}: token {largest} is not in the vocabulary of {n_vocab} tokens")
+    unknown = [token for token in ids if token >= n_vocab]
+    if unknown:
+        raise InvalidRequestError(f"{name}: token {max(unknown)} is not in the vocabulary of {n_vocab} tokens")
 
 
 @attrs.frozen

@@ -24,13 +24,13 @@ class LazyGrammar(Restriction):
     def __init__(self, grammar: Grammar, triggers: Sequence[str], after: Sequence[str] = ()):
         if isinstance(triggers, str) or not triggers or not all(isinstance(each, str) and each for each in triggers):
             raise InvalidRequestError(f"grammar_triggers must be non-empty strings, not {triggers!r}")
-        self._grammar, self._triggers = grammar, tuple(triggers)
-        self._after = tuple(after)
-        self._texts = [trigger.encode() for trigger in triggers]
-        self._marks = [marker.encode() for marker in after]
-        self._longest = max(map(len, [*self._texts, *self._marks]))
-        self._n_markers = 1 if self._marks and not self._marks[0] else 0
-        self._n_read = 0
+        self._grammar = grammar
+        self._texts, self._after = [trigger.encode() for trigger in triggers], [marker.encode() for marker in after]
+        self._longest = max(map(len, [*self._texts, *self._after]))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._marks, self._n_markers, self._n_read = self._after, 0, 0
         """Number of the next marker of reasoning, 0 outside of it; bytes of the latest tokens before it may begin."""
         self._recent: list[tuple[int, bytes]] | None = []
         """Latest tokens and their bytes, in which a trigger may have begun; None once triggered."""
@@ -90,9 +90,7 @@ class LazyGrammar(Restriction):
 
     def reset(self) -> None:
         """Wait for a trigger again."""
-        self._recent = []
-        self._marks = [marker.encode() for marker in self._after]
-        self._n_markers, self._n_read = (1 if self._marks and not self._marks[0] else 0), 0
+        self._begin()
         self._grammar.reset()
 
     def clone(self) -> LazyGrammar:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from llamacli.serve.errors import QueueTimeoutError
+from llamacli.serve.errors import BadRequestError, QueueTimeoutError
 from llamacli.util.cancellation import cancellable_by
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+SECONDS = 5.0
+"""Limit of a call by default."""
 
 N_THREADS, MOST_PER_KEY, MOST_OF_BATCHES = 5, 3, 1
 """Threads, and how many of them one key, and all batches, may use: the last is for others."""
@@ -23,12 +26,12 @@ N_THREADS, MOST_PER_KEY, MOST_OF_BATCHES = 5, 3, 1
 class Compilers:
     """Thread pool for grammars; one key never takes all threads.
 
-    `seconds` are those that a call may wait for a thread, and again those that it may take; None for no limit. A thread
+    `seconds` are those that a call may wait for a thread, and again those that it may take. A thread
     cannot be ended from outside. What may take long asks `is_cancelled`, which is true once its client has left, or has
     its answer because the time was over.
     """
 
-    def __init__(self, seconds: float | None = None):
+    def __init__(self, seconds: float = SECONDS):
         self._seconds = seconds
         self._pool = ThreadPoolExecutor(N_THREADS, "llamacli-grammar")
         self._shares: weakref.WeakValueDictionary[str | None, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -37,7 +40,7 @@ class Compilers:
         """Call a function in a thread, within the share of a key.
 
         The key of batches is None. Cancelling this cancels the function's work. Raises QueueTimeoutError if no thread
-        is free in time, TimeoutError if the function takes longer.
+        is free in time, BadRequestError if the function takes longer.
         """
         most = MOST_OF_BATCHES if key is None else MOST_PER_KEY
         share = self._shares.setdefault(key, asyncio.Semaphore(most))
@@ -68,8 +71,12 @@ class Compilers:
             except TimeoutError:
                 reason = f"schemas and grammars that came before take longer than {self._seconds:g} seconds to compile"
                 raise QueueTimeoutError(reason, retry_after=1) from None
-            async with asyncio.timeout(self._seconds):
-                return await result
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await result
+            except TimeoutError:
+                reason = f"the schema or grammar took longer than {self._seconds:g} seconds to compile"
+                raise BadRequestError(reason, None, "invalid_schema") from None
         finally:
             left.set()
             if result is not None:

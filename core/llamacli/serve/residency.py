@@ -38,8 +38,9 @@ def has_room(entry: Entry, loaded: Sequence[Entry], settings: EngineSettings) ->
     """True if a model fits beside all that are loaded."""
     if settings.models_max is not None and len(loaded) >= settings.models_max:
         return False
-    used = sum(_needed(one, settings) for one in (entry, *loaded)) if settings.models_memory is not None else 0
-    return used <= (settings.models_memory or 0)
+    if settings.models_memory is None:
+        return True
+    return sum(_needed(one, settings) for one in (entry, *loaded)) <= settings.models_memory
 
 
 def least_recently_used(loaded: Iterable[Entry]) -> Entry | None:

@@ -45,8 +45,9 @@ class ChoiceText(DrawnText[Event]):
         self._includes_stop = request.include_stop
         self._indent = IndentLimit(request.min_indent)
         self._end_text = StopText(*((reply.end_text, reply.end_unless) if reply and not request.ignore_eos else ("",)))
-        self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools) if reply else None
-        if reply and self._reader:
+        self._reader = None
+        if reply:
+            self._reader = reply.syntax.reader(reply.prompt, tools=reply.tools)
             self._reader.begin(reply.begun)
         self.n_reasoning = self._n_calls = self._n_unassigned = 0
         self._n_decoded = self._n_content = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from llamacli.hub.demo import demo_path
 from llamacli.inputs import Contents, Inputs
 from llamacli.media.pictures import Picture
 from llamacli.sampling import SamplingParams
-from llamacli.serve.errors import InternalError, PromptTooLongError
+from llamacli.serve.compilers import Compilers
+from llamacli.serve.errors import BadRequestError, InternalError, PromptTooLongError
 from llamacli.serve.http.local import version
 from llamacli.serve.ray import replica as module
 from llamacli.serve.ray.blocks import BLOCK, chain_hashes
@@ -122,6 +124,15 @@ def test_grammars_are_compiled_here(replica: Replica) -> None:
     params = SamplingParams(grammar='root ::= "yes"')
     found = events(asyncio.run(answers(replica, request(params=params))))
     assert "".join(event.text for event in found if isinstance(event, TextDelta)) == "yes"
+
+
+def test_slow_grammars_are_refused(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chain", lambda *_: time.sleep(0.3))
+    monkeypatch.setattr(replica, "_compilers", Compilers(0.02))
+    (failed,) = events(asyncio.run(answers(replica, request(params=SamplingParams(grammar='root ::= "yes"')))))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, BadRequestError)
+    assert "longer than 0.02 seconds" in str(failed.error)
 
 
 def test_reports_have_the_cached_blocks_and_the_calls(replica: Replica) -> None:

@@ -257,9 +257,6 @@ async def compiled(call: Call, model: Model, params: SamplingParams, field: str)
     await call.server.run(prepare, model.tokenizer)  # not within the time of the schema that comes first
     try:
         return await call.server.compilers.run(None if call.background else call.key, chain, model, params)
-    except TimeoutError:
-        reason = f"the schema or grammar took longer than {call.settings.schema_timeout:g} seconds to compile"
-        raise BadRequestError(reason, field, "invalid_schema") from None
     except BadRequestError as error:
         error.param = error.param or field
         raise

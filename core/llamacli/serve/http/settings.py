@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from llamacli.serve import compilers
 from llamacli.serve.http.keys import ApiKey, as_keys
 from llamacli.serve.requests import ModelSource
 from llamacli.tools.mcp import McpServer
@@ -66,7 +67,7 @@ class HttpSettings:
     write_timeout: float = 60.0
     load_timeout: float = 120.0
     shutdown_timeout: float = 30.0
-    schema_timeout: float = 5.0
+    schema_timeout: float = compilers.SECONDS
     ping_interval: float = 15.0
     template: str | None = None
     sampling: Mapping[str, float] = attrs.field(factory=dict, hash=False)
