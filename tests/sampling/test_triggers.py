@@ -67,6 +67,10 @@ def test_a_trigger_may_begin_and_end_within_tokens() -> None:
     grammar = lazy('root ::= "he" " dog"', "he")
     grammar.accept(token)
     assert all(" dog".startswith(piece) for piece in fits(grammar))
+    grammar = lazy('root ::= "he" " dog"', "he")
+    accept(grammar, "a")
+    grammar.accept(token)
+    assert all(" dog".startswith(piece) for piece in fits(grammar))
     grammar = lazy('root ::= "h d" [o]', "h d")
     accept(grammar, "such h")
     assert waits(grammar)
@@ -176,6 +180,11 @@ def test_triggers_must_be_strings(triggers: object) -> None:
         (("<t>", "</t>"), "<c>1", True),
         (("", "</t>"), "see <c> now", False),
         (("", "</t>"), "see <c> now</t><c>1", True),
+        (("", "</t>"), "see</t> </t> <t> <c>1", True),
+        (("<t>", "</t>"), "<t>see</t> <t>see <c> now", False),
+        (("<t>", "</t>"), "x<c", False),
+        (("<t>", "</t>", "<f>"), "<t>see</t> <c> now", False),
+        (("<t>", "</t>", "<f>"), "<t>see</t> <f><c>1", True),
     ],
 )
 def test_triggers_in_reasoning_are_ignored(after: tuple[str, ...], text: str, triggered: bool) -> None:

@@ -46,6 +46,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "core" / "llamacli"
 KV = ["kv", "session/test_reuse.py", "session/test_remove_range.py", "session/test_save_load.py"]
+CHAT = [
+    "chat/test_syntax.py",
+    "chat/test_tags.py",
+    "chat/test_literals.py",
+    "chat/test_values.py",
+    "chat/test_call_text.py",
+    "chat/test_call_table.py::test_calls_of_small_templates",
+]
 MODULES = {
     "kernels/kv_types/cells.py": ["ops/test_attention.py", "kernels/test_attention.py"],
     "kernels/embedding.py": ["ops/test_embed.py"],
@@ -85,13 +93,33 @@ MODULES = {
     "sampling/restrictions.py": ["sampling/test_restrictions.py"],
     "sampling/triggers.py": ["sampling/test_triggers.py"],
     "sampling/reasoning.py": ["sampling/test_reasoning.py"],
-    "chat/tags.py": ["chat/test_call_table.py", "chat/test_named.py"],
-    "chat/literals.py": ["chat/test_call_table.py", "chat/test_named.py"],
-    "chat/calls.py": ["chat/test_call_table.py", "chat/test_named.py"],
-    "chat/call_text.py": ["chat/test_call_table.py"],
-    "chat/channels.py": ["chat/test_call_table.py", "chat/test_codec.py"],
+    "sampling/gbnf.py": ["sampling/test_gbnf.py", "sampling/test_grammar.py"],
+    "sampling/grammar.py": ["sampling/test_grammar.py", "sampling/test_gbnf.py"],
+    "sampling/lexemes.py": ["sampling/test_gbnf.py", "sampling/test_grammar.py"],
+    "sampling/patterns.py": ["sampling/test_patterns.py", "sampling/test_schemas.py"],
+    "sampling/schemas.py": ["sampling/test_schemas.py", "sampling/test_grammar.py"],
+    "tokenizer/best_scores.py": ["tokenizer/test_best_scores.py"],
+    "tokenizer/longest_match.py": ["tokenizer/test_longest_match.py"],
+    "tokenizer/merging.py": ["tokenizer/test_merging.py", "tokenizer/test_byte_level.py"],
+    "tokenizer/pretokenizers.py": ["tokenizer/test_pretokenizers.py", "tokenizer/test_byte_level.py"],
+    "tokenizer/sentencepiece.py": ["tokenizer/test_best_scores.py", "tokenizer/test_unigram.py"],
+    "tokenizer/tokenizer.py": ["tokenizer/test_special_tokens.py", "tokenizer/test_decoding.py"],
+    "tokenizer/unigram.py": ["tokenizer/test_unigram.py"],
+    "tokenizer/vocabulary.py": ["tokenizer/test_decoding.py", "tokenizer/test_loading.py"],
+    "tokenizer/word_piece.py": ["tokenizer/test_word_piece.py"],
+    "chat/call_text.py": CHAT,
+    "chat/values.py": CHAT,
+    "chat/tags.py": CHAT,
+    "chat/literals.py": CHAT,
+    "chat/calls.py": CHAT,
+    "chat/channels.py": CHAT,
+    "chat/syntax.py": CHAT,
     "chat/codec.py": ["chat/test_codec.py"],
-    "chat/syntax.py": ["chat/test_syntax.py", "chat/test_call_table.py"],
+    "chat/continuation.py": ["chat/test_continuation.py"],
+    "chat/rendering.py": ["chat/test_template.py"],
+    "serve/streams.py": ["serve/test_streams.py"],
+    "serve/http/bodies.py": ["serve/http/test_bodies.py"],
+    "serve/http/constraints.py": ["serve/http/test_constraints.py"],
 }  # fmt: skip
 """Modules with index arithmetic, order or state, and their tests."""
 

@@ -29,8 +29,7 @@ class LazyGrammar(Restriction):
         self._texts = [trigger.encode() for trigger in triggers]
         self._marks = [marker.encode() for marker in after]
         self._longest = max(map(len, [*self._texts, *self._marks]))
-        self._n_markers = 1 if self._marks and not self._marks[0] else 0
-        self._n_read = 0
+        self._n_markers = self._n_read = 0
         """Number of the next marker of reasoning, 0 outside of it; bytes of the latest tokens before it may begin."""
         self._recent: list[tuple[int, bytes]] | None = []
         """Latest tokens and their bytes, in which a trigger may have begun; None once triggered."""
@@ -92,7 +91,7 @@ class LazyGrammar(Restriction):
         """Wait for a trigger again."""
         self._recent = []
         self._marks = [marker.encode() for marker in self._after]
-        self._n_markers, self._n_read = (1 if self._marks and not self._marks[0] else 0), 0
+        self._n_markers = self._n_read = 0
         self._grammar.reset()
 
     def clone(self) -> LazyGrammar:
