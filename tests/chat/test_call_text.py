@@ -1,4 +1,4 @@
-"""Texts of notations: found with any white space, and only where enough text has come."""
+"""Texts of notations with any white space, and in texts that go on."""
 
 import pytest
 

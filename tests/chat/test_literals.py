@@ -1,4 +1,4 @@
-"""Values like JSON's: read from pieces of any size, and allowed by grammars."""
+"""Values like JSON's, read in pieces of any size, and their grammars."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Arguments of calls in tags: read from pieces of any size, and allowed by grammars."""
+"""Arguments in tags, read in pieces of any size, and their grammars."""
 
 from typing import Any
 

@@ -17,9 +17,10 @@ BYTES = tokenizer_from_metadata(byte_level([], {"<eos>": CONTROL, "<t>": CONTROL
 
 
 def calls_in(notation: Notation, text: str, schemas: Schemas, closes: str = "") -> list[tuple[str, Any]]:
-    """Calls of a text in pieces of any size: names and arguments, as text where calls are cut or invalid.
+    """Names and arguments of the calls in a text.
 
-    Text behind the calls comes last, after "rest".
+    They are the same for pieces of any size. Arguments of a call that is cut or invalid are a text. Text behind the
+    calls comes last, after "rest".
     """
     found = [_calls_by(size, notation, text, schemas, closes) for size in (len(text) or 1, 1, 2, 3)]
     assert found.count(found[0]) == len(found)
@@ -50,7 +51,7 @@ def sent(notation: Notation, text: str, schemas: Schemas) -> str:
 
 
 def allows(rules: Rules, start: str, text: str) -> bool:
-    """True if a grammar that begins with an expression allows all of a text, and its end there."""
+    """True if a grammar allows a text, and its end there."""
     chain = build_chain(SamplingParams(grammar=rules.grammar(start)), rules.tokenizer)
     tokens = rules.tokenizer.encode(text, add_special=False, parse_special=True)
     try:
@@ -62,6 +63,6 @@ def allows(rules: Rules, start: str, text: str) -> bool:
 
 
 def notation_allows(notation: Notation, text: str, schema: dict[str, Any], tokenizer: Tokenizer = BYTES) -> bool:
-    """True if the grammar of a call of `w` with these arguments allows a text."""
+    """True if the grammar of a call of `w` allows a text."""
     rules = Rules(tokenizer)
     return allows(rules, notation.one.grammar(rules, "w", schema), text)
