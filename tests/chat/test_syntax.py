@@ -118,6 +118,21 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
         ("B", "A", []),
     ),
+    "several thoughts and texts": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|start|>assistant".join(
+            f"<|channel|>{name}<|message|>{text}<|end|>"
+            for name, text in (
+                ("analysis", "A"),
+                ("analysis", "B"),
+                ("commentary", "C"),
+                ("final", "D"),
+                ("other", "E"),
+            )
+        ),
+        ("C\n\nD", "A\n\nB\n\nE", []),
+    ),
     "recipient in the role": (
         HARMONY,
         "<|start|>assistant",

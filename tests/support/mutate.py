@@ -102,7 +102,7 @@ MODULES = {
     "tokenizer/longest_match.py": ["tokenizer/test_longest_match.py"],
     "tokenizer/merging.py": ["tokenizer/test_merging.py", "tokenizer/test_byte_level.py"],
     "tokenizer/pretokenizers.py": ["tokenizer/test_pretokenizers.py", "tokenizer/test_byte_level.py"],
-    "tokenizer/sentencepiece.py": ["tokenizer/test_best_scores.py", "tokenizer/test_unigram.py"],
+    "tokenizer/sentencepiece.py": ["tokenizer/test_sentencepiece.py"],
     "tokenizer/tokenizer.py": ["tokenizer/test_special_tokens.py", "tokenizer/test_decoding.py"],
     "tokenizer/unigram.py": ["tokenizer/test_unigram.py"],
     "tokenizer/vocabulary.py": ["tokenizer/test_decoding.py", "tokenizer/test_loading.py"],

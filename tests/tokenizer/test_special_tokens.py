@@ -51,6 +51,19 @@ def test_infilling() -> None:
     assert named.encode_infill("</pre>", "b") == [259, *b"</pre>", 257, ord("b"), 258]
 
 
+def test_infilling_beside_other_files() -> None:
+    other = [("a.py", "x"), ("b", "")]
+    bare = chat(FIM)
+    files = b"\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\n"
+    assert bare.encode_infill("p", "s", other) == [*files, *bare.encode_infill("p", "s")]
+    named = chat({**FIM, "<|repo_name|>": CONTROL, "<|file_sep|>": CONTROL})
+    ids = named.encode_infill("p", "s", other)
+    files = [259, *b"myproject\n", 260, *b"a.py\nx", 260, *b"b\n", 260, *b"filename\n"]
+    assert ids == [*files, *named.encode_infill("p", "s")]
+    for room in (0, 5, 6, 9, len(ids) - 1, len(ids), len(ids) + 1):
+        assert named.encode_infill("p", "s", other, room) == ids[-max(5, min(room, len(ids))) :]
+
+
 def test_infilling_needs_its_tokens() -> None:
     for name in FIM:
         tokenizer = chat({text: kind for text, kind in FIM.items() if text != name})
