@@ -57,6 +57,7 @@ LONG = "k" * 500
         (LINES, "<f=w><p=n>\n3", '{"n": '),
         (LINES, "<f=w><p=s>\nOs\n</p> ", '{"s": "Os"'),
         (LINES, "<f=w><p", ""),
+        (LINES, "<f=w", ""),
         (LINES, "<f=w><p=a\nb>\n1\n</p></f>", "a\nb>\n1\n</p></f>"),
         (LINES, f"<f=w><p={LONG}>\n1\n</p></f>", {LONG: 1}),
         (LINES, f"<f=w><p={LONG}k>\n1\n</p></f>", f"{LONG}k>\n1\n</p></f>"),

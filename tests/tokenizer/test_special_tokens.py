@@ -142,6 +142,12 @@ def test_white_space_after_rstrip_tokens_is_dropped() -> None:
     assert tokenizer.encode("<|a|> ") == list(b"<|a|> ")
 
 
+def test_white_space_that_is_a_token_stays_before_lstrip_tokens() -> None:
+    metadata = byte_level([], {"\t": USER_DEFINED, "\x01": CONTROL})
+    tokenizer = tokenizer_from_metadata(metadata, strips_before=lambda text: text == "\x01")
+    assert tokenizer.encode("x\n\t\x01\n \x01", parse_special=True) == [ord("x"), ord("\n"), 256, 257, 257]
+
+
 def test_white_space_before_lstrip_tokens_is_dropped() -> None:
     metadata = byte_level([], {"<mask>": CONTROL, "<|b|>": CONTROL})
     stripping = tokenizer_from_metadata(metadata, strips_before=lambda text: text == "<mask>")
