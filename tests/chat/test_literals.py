@@ -77,6 +77,8 @@ def test_values(form: Literals, text: str, expected: Any) -> None:
         ("w(a='x", '{"a": "x'),
         ("w(a='x'", '{"a": "x"'),
         ("w(a=1", '{"a": 1'),
+        (r"w(a='\ud8zz", r'{"a": "\\ud8zz'),
+        (r"w(a='\ud8z", '{"a": "'),
         ("w", ""),
     ],
 )

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
     "marker in a value": (
         TAGGED,
         "",
-        "<c><weather><city=a</c>b></weather></c>",
+        '<c><weather><city="a</c>b"></weather></c>',
         ("", "", [ToolCall("weather", {"city": "a</c>b"})]),
     ),
     "tags without the marker": (TAGGED, "", f"a<c>{TAGS}", ("a", "", [WEATHER])),

@@ -239,8 +239,8 @@ def test_infill_tokens_are_found_by_text_unless_a_key_names_them() -> None:
 
 
 def test_suppressed_tokens() -> None:
-    ids = np.array([3, 1, -1, 10**6], np.int32)
-    assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 1)
+    ids = np.array([3, 0, -1, 10**6], np.int32)
+    assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 0)
     assert tokenizer_from_metadata(scored({"a": 0})).suppressed == ()
     with pytest.raises(ModelFormatError, match="suppress_tokens' is not an array of token ids"):
         tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=["x"]))
