@@ -114,7 +114,7 @@ MODULES = {
     "chat/calls.py": CHAT,
     "chat/channels.py": CHAT,
     "chat/syntax.py": CHAT,
-    "chat/codec.py": ["chat/test_codec.py"],
+    "chat/codec.py": ["chat/test_codec.py", CHAT[-1]],
     "chat/continuation.py": ["chat/test_continuation.py"],
     "chat/rendering.py": ["chat/test_template.py"],
     "serve/streams.py": ["serve/test_streams.py"],
