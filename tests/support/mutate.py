@@ -116,8 +116,12 @@ MODULES = {
     "chat/syntax.py": CHAT,
     "chat/codec.py": ["chat/test_codec.py", CHAT[-1]],
     "chat/continuation.py": ["chat/test_continuation.py"],
+    "chat/openai.py": ["chat/test_openai.py"],
+    "chat/functions.py": ["chat/test_functions.py"],
     "chat/rendering.py": ["chat/test_template.py"],
     "serve/streams.py": ["serve/test_streams.py"],
+    "serve/http/anthropic.py": ["serve/http/test_anthropic.py"],
+    "serve/http/ollama.py": ["serve/http/test_ollama.py"],
     "serve/http/bodies.py": ["serve/http/test_bodies.py"],
     "serve/http/constraints.py": ["serve/http/test_constraints.py"],
 }  # fmt: skip
