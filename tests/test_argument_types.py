@@ -57,6 +57,8 @@ def test_texts_and_tokens(model: Model, session: Session) -> None:
     tokenizer = model.tokenizer
     for call in (
         tokenizer.encode,
+        tokenizer.encode_run,
+        lambda text: tokenizer.split(text, ()),
         tokenizer.decode,
         tokenizer.piece,
         tokenizer.token_text,

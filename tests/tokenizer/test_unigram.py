@@ -98,6 +98,7 @@ def test_characters_are_mapped_before() -> None:
     tokenizer = t5(pieces, precompiled_charsmap=mapped(replacements))
     assert texts(tokenizer, "ﬁz\na") == ["f", "i", "▁", "a"]
     assert texts(tokenizer, "aaaaaaa") == ["f", "x", "a"]
+    assert texts(tokenizer, "z") == []
     assert texts(tokenizer, "ß") == ["x"] * 50
 
 
