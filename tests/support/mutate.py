@@ -118,7 +118,7 @@ MODULES = {
     "chat/continuation.py": ["chat/test_continuation.py"],
     "chat/openai.py": ["chat/test_openai.py"],
     "chat/functions.py": ["chat/test_functions.py"],
-    "chat/rendering.py": ["chat/test_template.py"],
+    "chat/rendering.py": ["chat/test_rendering.py"],
     "serve/streams.py": ["serve/test_streams.py"],
     "serve/http/anthropic.py": ["serve/http/test_anthropic.py"],
     "serve/http/ollama.py": ["serve/http/test_ollama.py"],
