@@ -1,4 +1,4 @@
-"""Texts of notations with any white space, and in texts that go on."""
+"""Texts of notations, with any white space, in texts that go on."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.calls import json_calls, tagged_calls
-from llamacli.chat.channels import HARMONY, Channels
+from llamacli.chat.channels import HARMONY, Channels, _words_after
 from llamacli.chat.messages import CallDelta, Piece, ToolCall
 from llamacli.chat.syntax import (
     HERMES,
@@ -318,6 +318,12 @@ def test_markers_of_reasoning_by_the_prompt() -> None:
     assert THINKING.reasoning_markers("Hi <think> ") == ("", "</think>")
     assert THINKING.reasoning_markers("<think>Hi") == ("<think>", "</think>")
     assert HARMONY.reasoning_markers("") == ("", "<|channel|>final", "<|message|>")
+
+
+def test_words_after_a_text_of_a_header() -> None:
+    assert _words_after("@", "a@one @ two") == ["one", "two"]
+    assert _words_after(" to=", "auto=one to=two<") == ["two"]
+    assert _words_after("", "a.b c") == ["a.b", "c"]
 
 
 def test_calls_are_parsed_only_with_tools() -> None:

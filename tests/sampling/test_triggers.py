@@ -122,6 +122,14 @@ def test_a_special_token_triggers() -> None:
     assert fits(grammar) == {"a", "b"}
 
 
+def test_a_special_token_triggers_outside_of_reasoning_only() -> None:
+    grammar = LazyGrammar(Grammar.from_gbnf(f"root ::= {CALL} [ab]", WORDS), [CALL], ("", "</t>"))
+    accept(grammar, CALL)
+    assert waits(grammar)
+    accept(grammar, f"</t>{CALL}")
+    assert fits(grammar) == {"a", "b"}
+
+
 def test_the_first_of_several_triggers() -> None:
     grammar = lazy('root ::= ("yes" | "yes, no") "!"', "no", "yes")
     accept(grammar, "yes")
@@ -183,6 +191,9 @@ def test_triggers_must_be_strings(triggers: object) -> None:
         (("", "</t>"), "see</t> </t> <t> <c>1", True),
         (("<t>", "</t>"), "<t>see</t> <t>see <c> now", False),
         (("<t>", "</t>"), "x<c", False),
+        (("%", "%"), "%see <c> now", False),
+        (("%", "%"), "%see% <c>1", True),
+        ((), "<abc>xx", False),
         (("<t>", "</t>", "<f>"), "<t>see</t> <c> now", False),
         (("<t>", "</t>", "<f>"), "<t>see</t> <f><c>1", True),
     ],
