@@ -62,7 +62,7 @@ def test_reasoning_that_the_prompt_has_opened(blank: str) -> None:
 def test_reasoning_may_end_at_once() -> None:
     grammar = make("", "</think>")
     accept(grammar, "</think>")
-    assert "{" in fits(grammar)
+    assert fits(grammar) == {"{", "\n", "\n\n", " "}
 
 
 def test_white_space_after_reasoning_is_not_the_opening_again() -> None:
