@@ -57,6 +57,8 @@ def test_texts_and_tokens(model: Model, session: Session) -> None:
     tokenizer = model.tokenizer
     for call in (
         tokenizer.encode,
+        tokenizer.encode_run,
+        lambda text: tokenizer.split(text, ()),
         tokenizer.decode,
         tokenizer.piece,
         tokenizer.token_text,
@@ -64,6 +66,14 @@ def test_texts_and_tokens(model: Model, session: Session) -> None:
         session.fork,
     ):
         expect_typed(call, BAD)
+    for name in ("messages", "tools", "variables"):
+        given = {"messages": [{"role": "user", "content": "Hi"}], "template": "x", "max_tokens": 1}
+        expect_typed(lambda value, name=name, given=given: model.create_chat_completion(**given | {name: value}), BAD)
+    expect_typed(lambda value: model.create_completion(value, max_tokens=1), BAD)
+    expect_typed(lambda value: model.create_chat(template=value).close(), BAD)
+    for message in ({"content": [{"type": []}]}, {"content": "x", "tool_calls": 5}):
+        with pytest.raises(LlamaCliError):
+            model.create_chat_completion([{"role": "assistant", **message}], template="x")
     for call in (session.eval, session.accept, lambda value: list(session.generate(value, max_tokens=1))):
         expect_typed(call, BAD)
     for value in BAD:

@@ -159,11 +159,20 @@ def test_reader_ends_at_the_text_that_ends_a_message() -> None:
 
 def test_ends_depend_on_variables() -> None:
     codec = make("{% for m in messages %}{{ m.content }}{{ end }}{% endfor %}")
-    assert codec.ends({"end": "</a>"}).text == "</a>"
+    first = codec.ends({"end": "</a>"})
+    assert first.text == "</a>"
     assert codec.ends({"end": "</b>"}).text == "</b>"
+    assert codec.ends({"end": "</a>"}) is first
     for n in range(100):
         assert codec.ends({"end": f"<{n}>"}).text == f"<{n}>"
     assert codec.ends({"end": "</a>"}).text == "</a>"
+
+
+def test_control_tokens_after_messages_end_them() -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}END{% endfor %}"
+    for text, tokens in (("</tool_call>", {258, 260}), ("</think>", {258})):
+        ends = make(template.replace("END", text)).ends()
+        assert (ends.tokens, ends.text) == (tokens, "")
 
 
 def test_one_codec_in_several_threads() -> None:
@@ -188,5 +197,10 @@ def test_markers_of_reasoning() -> None:
     assert make(thinking).reasoning_markers(make(thinking).render([USER])) == ("<think>", "</think>")
     assert opening.reasoning_markers(opening.render([USER])) == ("", "</think>")
     assert plain.reasoning_markers(plain.render([USER])) == ()
+    assert [one.opens_reasoning(one.render([USER]).prompt) for one in (make(thinking), opening, plain)] == [
+        False,
+        True,
+        False,
+    ]
     harmony = make("<|start|><|channel|><|message|>")
     assert harmony.reasoning_markers(harmony.render([USER])) == ("", "<|channel|>final", "<|message|>")

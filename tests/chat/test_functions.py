@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 from llamacli import InvalidRequestError, Message, SamplingParams, load_model
-from llamacli.chat.functions import call, describe, described
+from llamacli.chat.functions import call, describe, described, shortened
 from llamacli.chat.messages import ToolCall
 from llamacli.hub.demo import demo_path
 from llamacli.sampling import Draw, SamplerChain
@@ -61,6 +61,12 @@ def test_calls_return_results_or_errors() -> None:
     assert "TypeError" in call(functions, ToolCall("weather", {"town": "Bonn"}))["error"]
     assert "not JSON serializable" in call(functions, ToolCall("bad", {}))["error"]
     assert call(functions, ToolCall("time", {})) == {"error": "there is no function time; known are weather, bad"}
+
+
+def test_shortened_results() -> None:
+    assert shortened({"a": "é"}) == '{"a": "é"}'
+    assert shortened("x" * 80) == "x" * 80
+    assert shortened("x" * 81) == "x" * 77 + "..."
 
 
 class City:

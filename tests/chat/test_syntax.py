@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.chat.calls import json_calls, tagged_calls
-from llamacli.chat.channels import HARMONY, Channels
+from llamacli.chat.channels import HARMONY, Channels, _words_after
 from llamacli.chat.messages import CallDelta, Piece, ToolCall
 from llamacli.chat.syntax import (
     HERMES,
@@ -21,6 +21,9 @@ from llamacli.chat.syntax import (
     Syntax,
 )
 
+TAGS = '<weather><city="Oslo"></weather>'
+IN_TAGS = tagged_calls(r"<(?P<name>\w+)>(?P<arguments>.*?)</(?P=name)>", r'<(?P<name>\w+)="(?P<value>[^"]*)">')
+TAGGED = Spans(calls=Calls("<c>", "</c>", IN_TAGS))
 LISTED = Spans(calls=Calls("[CALLS]", "", json_calls))
 BARE = Spans(calls=Calls("<|tag|>", "", json_calls, bare=True))
 THOUGHT = Spans(Span("<|channel>thought", "<channel|>"))
@@ -60,6 +63,7 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
     "empty thought": (THINKING, "", "<think>\n\n</think>\n\nHi.", ("Hi.", "", [])),
     "opened by the prompt": (THINKING, "assistant\n<think>\n", "Well.</think>Hi.", ("Hi.", "Well.", [])),
     "closed by the prompt": (THINKING, "<think>\n\n</think>\n\n", "Hi.", ("Hi.", "", [])),
+    "thought that was never opened": (THINKING, "", " </think>\n\nHi.", ("Hi.", "", [])),
     "endless thought": (THINKING, "", "<think>Well.\n\n", ("", "Well.", [])),
     "thought after text": (THINKING, "", "Hm. <think>x</think> y", ("Hm.y", "x", [])),
     "beginning of a marker": (THINKING, "", "a <thin", ("a <thin", "", [])),
@@ -100,6 +104,17 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         ("", "", [WEATHER]),
     ),
     "second call cut": (LISTED, "", f'[CALLS][{CALL}, {{"name": ', ("", "", [WEATHER])),
+    "tags": (TAGGED, "", f"a<c>{TAGS}</c>\nb", ("ab", "", [WEATHER])),
+    "tags, two": (TAGGED, "", f"<c>{TAGS} {TAGS}</c><c>{TAGS}</c>", ("", "", [WEATHER] * 3)),
+    "marker in a value": (
+        TAGGED,
+        "",
+        '<c><weather><city="a</c>b"></weather></c>',
+        ("", "", [ToolCall("weather", {"city": "a</c>b"})]),
+    ),
+    "tags without the marker": (TAGGED, "", f"a<c>{TAGS}", ("a", "", [WEATHER])),
+    "tags, cut": (TAGGED, "", "a<c><weather><city=Os", ("a", "", [])),
+    "tags that are none": (TAGGED, "", "a<c></c> b", ("a<c></c> b", "", [])),
     "list": (LISTED, "", f"[CALLS][{CALL}, {CALL}]", ("", "", [WEATHER, WEATHER])),
     "bare": (BARE, "", ' {"name": "weather", "parameters": {"city": "Oslo"}}', ("", "", [WEATHER])),
     "bare, two": (BARE, "", f"{CALL}; {CALL}", ("", "", [WEATHER, WEATHER])),
@@ -117,6 +132,21 @@ CASES: dict[str, tuple[Syntax, str, str, Parted]] = {
         "<|start|>assistant",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
         ("B", "A", []),
+    ),
+    "several thoughts and texts": (
+        HARMONY,
+        "<|start|>assistant",
+        "<|start|>assistant".join(
+            f"<|channel|>{name}<|message|>{text}<|end|>"
+            for name, text in (
+                ("analysis", "A"),
+                ("analysis", "B"),
+                ("commentary", "C"),
+                ("final", "D"),
+                ("other", "E"),
+            )
+        ),
+        ("C\n\nD", "A\n\nB\n\nE", []),
     ),
     "recipient in the role": (
         HARMONY,
@@ -281,6 +311,19 @@ def test_recipients_are_tools_that_were_given(text: str, expected: Parted) -> No
         events += reader.flush()
         content = "".join(event.text for event in events if isinstance(event, Piece))
         assert (content, "", [event for event in events if isinstance(event, ToolCall)]) == expected
+
+
+def test_markers_of_reasoning_by_the_prompt() -> None:
+    assert PLAIN.reasoning_markers("<think>") == ()
+    assert THINKING.reasoning_markers("Hi <think> ") == ("", "</think>")
+    assert THINKING.reasoning_markers("<think>Hi") == ("<think>", "</think>")
+    assert HARMONY.reasoning_markers("") == ("", "<|channel|>final", "<|message|>")
+
+
+def test_words_after_a_text_of_a_header() -> None:
+    assert _words_after("@", "a@one @ two") == ["one", "two"]
+    assert _words_after(" to=", "auto=one to=two<") == ["two"]
+    assert _words_after("", "a.b c") == ["a.b", "c"]
 
 
 def test_calls_are_parsed_only_with_tools() -> None:

@@ -95,6 +95,16 @@ def test_errors_name_line_and_reason(grammar: str, line: int, column: int, reaso
     assert str(raised.value) == f"grammar: line {line}, column {column}: {reason}"
 
 
+def test_shortest_texts_up_to_the_limit() -> None:
+    parse_gbnf("root ::= [a]{65535} [b]")
+    with pytest.raises(InvalidRequestError, match="has no text of at most 65536 bytes"):
+        parse_gbnf("root ::= [a]{65536} [b]")
+
+
+def test_numbers_up_to_a_million() -> None:
+    assert "{0,1000000}" in to_lark(parse_gbnf("root ::= [a]{0,1000000}"))
+
+
 @given(st.text('ab":=|()[]{}*+?.<>!\\-^ \n#0123456789root', max_size=40))
 def test_random_text_parses_or_fails_with_its_position(text: str) -> None:
     for grammar in (text, f"root ::= {text}"):

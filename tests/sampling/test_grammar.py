@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conftest import LoadTiny
 from llamacli import InvalidRequestError, SamplingParams, load_tokenizer
 from llamacli.sampling import Candidates, Draw, Grammar, Greedy, SamplerChain, SamplerState, TopK, build_chain
+from llamacli.sampling.grammar import _cut, _line_of
 from llamacli.testing.vocabularies import CONTROL, byte_level, english, spm_vocabulary, tokenizer_keys
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from suite import examples
@@ -482,3 +483,14 @@ def test_texts_that_the_vocabulary_cannot_spell_are_refused(params: SamplingPara
 @pytest.mark.parametrize("grammar", ['root ::= "a" | "{"', "root ::= [!-~]", "root ::= [^b]"])
 def test_grammars_with_one_spelled_text_are_taken(grammar: str) -> None:
     assert LETTERS.token_id("a") in allowed(Grammar.from_gbnf(grammar, LETTERS), LETTERS.n_vocab)
+
+
+def test_utf8_is_cut_between_characters() -> None:
+    data = "aé€😀".encode()
+    assert [_cut(data, n).decode() for n in range(1, 12)] == ["a", "a", "aé", "aé", "aé", *["aé€"] * 4, *["aé€😀"] * 2]
+    assert _cut(b"\x80" * 9, 6) == b"\x80" * 6
+
+
+def test_lines_of_errors() -> None:
+    schema = '{\n"a": {"$ref":\n"#/b"},\n"": 1}'
+    assert [_line_of(schema, reason) for reason in ("no /b", "no a", "other", "")] == [3, 2, 1, 1]

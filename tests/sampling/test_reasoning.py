@@ -59,6 +59,18 @@ def test_reasoning_that_the_prompt_has_opened(blank: str) -> None:
         grammar.reset()
 
 
+def test_reasoning_may_end_at_once() -> None:
+    grammar = make("", "</think>")
+    accept(grammar, "</think>")
+    assert fits(grammar) == {"{", "\n", "\n\n", " "}
+
+
+def test_white_space_after_reasoning_is_not_the_opening_again() -> None:
+    grammar = make("<think>\n", "</think>")
+    accept(grammar, "<think>\nabc</think>\n")
+    assert fits(grammar) == {"{"}
+
+
 def test_reasoning_is_optional_unless_opened() -> None:
     grammar = make("<think>", "</think>")
     assert fits(grammar) == {"{", "<think>"}
@@ -152,8 +164,9 @@ def test_reasoning_that_ends_in_time() -> None:
     assert forced(sampler) == "</think>"
 
 
-def test_characters_are_completed_before_the_forced_end() -> None:
-    sampler, first, *rest = budget(1, "", "</think>"), *TOKENIZER.encode("\N{FOX FACE}", add_special=False)
+@pytest.mark.parametrize("character", ["a", "é", "€", "\N{FOX FACE}"])
+def test_characters_are_completed_before_the_forced_end(character: str) -> None:
+    sampler, first, *rest = budget(1, "", "</think>"), *TOKENIZER.encode(character, add_special=False)
     sampler.accept(first)
     for token in rest:
         assert forced(sampler) is None

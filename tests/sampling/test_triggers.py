@@ -70,6 +70,12 @@ def test_a_trigger_may_begin_and_end_within_tokens() -> None:
         grammar.accept(token)
         assert all(" dog".startswith(piece) for piece in fits(grammar))
         grammar.reset()
+    grammar.accept(token)
+    assert all(" dog".startswith(piece) for piece in fits(grammar))
+    grammar = lazy('root ::= "he" " dog"', "he")
+    accept(grammar, "a")
+    grammar.accept(token)
+    assert all(" dog".startswith(piece) for piece in fits(grammar))
     grammar = lazy('root ::= "h d" [o]', "h d")
     accept(grammar, "such h")
     assert waits(grammar)
@@ -118,6 +124,14 @@ def test_a_special_token_triggers() -> None:
     accept(grammar, "<call")
     assert waits(grammar)
     grammar.accept(WORDS.token_id(CALL))
+    assert fits(grammar) == {"a", "b"}
+
+
+def test_a_special_token_triggers_outside_of_reasoning_only() -> None:
+    grammar = LazyGrammar(Grammar.from_gbnf(f"root ::= {CALL} [ab]", WORDS), [CALL], ("", "</t>"))
+    accept(grammar, CALL)
+    assert waits(grammar)
+    accept(grammar, f"</t>{CALL}")
     assert fits(grammar) == {"a", "b"}
 
 
@@ -182,6 +196,14 @@ def test_triggers_must_be_strings(triggers: object) -> None:
         (("", "</t>"), "see</t></t><c>1", True),
         (("<t>", "</t>", "<f>"), "<t>see</t><c><f> <c>1", True),
         (("<t>", "</t>", "<f>"), "<t>see</t><c>1", False),
+        (("", "</t>"), "see</t> </t> <t> <c>1", True),
+        (("<t>", "</t>"), "<t>see</t> <t>see <c> now", False),
+        (("<t>", "</t>"), "x<c", False),
+        (("%", "%"), "%see <c> now", False),
+        (("%", "%"), "%see% <c>1", True),
+        ((), "<abc>xx", False),
+        (("<t>", "</t>", "<f>"), "<t>see</t> <c> now", False),
+        (("<t>", "</t>", "<f>"), "<t>see</t> <f><c>1", True),
     ],
 )
 def test_triggers_in_reasoning_are_ignored(after: tuple[str, ...], text: str, triggered: bool) -> None:

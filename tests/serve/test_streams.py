@@ -148,3 +148,15 @@ def test_take_returns_what_waits_and_tells_the_end() -> None:
         assert cancelled.exhausted
 
     asyncio.run(run())
+
+
+def test_reasoning_can_be_ended_while_the_stream_lasts() -> None:
+    async def run() -> list[bool]:
+        stream, ended = EventStream("id"), list[str]()
+        found = [stream.end_reasoning()]
+        stream.on_end_reasoning = lambda: ended.append("now")
+        found += [stream.end_reasoning(), ended == ["now"]]
+        stream.put([DONE])
+        return [*found, stream.end_reasoning(), ended == ["now"]]
+
+    assert asyncio.run(run()) == [False, True, True, False, True]

@@ -33,6 +33,7 @@ def tokenizer(scores: dict[str, float] = SCORES, **keys: Any) -> Tokenizer:
         ("é", ["é"]),
         ("aü", ["a", "<0xC3>", "<0xBC>"]),
         ("\ufeffa", ["a"]),
+        ("<0x0A>", [f"<0x{byte:02X}>" for byte in b"<0x0A>"]),
         ("never", ["<0x6E>", "<0x65>", "<0x76>", "<0x65>", "<0x72>"]),
         ("", []),
     ],

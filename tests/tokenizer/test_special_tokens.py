@@ -51,6 +51,19 @@ def test_infilling() -> None:
     assert named.encode_infill("</pre>", "b") == [259, *b"</pre>", 257, ord("b"), 258]
 
 
+def test_infilling_beside_other_files() -> None:
+    other = [("a.py", "x"), ("b", "")]
+    bare = chat(FIM)
+    files = b"\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\n"
+    assert bare.encode_infill("p", "s", other) == [*files, *bare.encode_infill("p", "s")]
+    named = chat({**FIM, "<|repo_name|>": CONTROL, "<|file_sep|>": CONTROL})
+    ids = named.encode_infill("p", "s", other)
+    files = [259, *b"myproject\n", 260, *b"a.py\nx", 260, *b"b\n", 260, *b"filename\n"]
+    assert ids == [*files, *named.encode_infill("p", "s")]
+    for room in (0, 5, 6, 9, len(ids) - 1, len(ids), len(ids) + 1):
+        assert named.encode_infill("p", "s", other, room) == ids[-max(5, min(room, len(ids))) :]
+
+
 def test_infilling_needs_its_tokens() -> None:
     for name in FIM:
         tokenizer = chat({text: kind for text, kind in FIM.items() if text != name})
@@ -127,6 +140,12 @@ def test_white_space_after_rstrip_tokens_is_dropped() -> None:
     assert tokenizer.encode(text, parse_special=True) == expected
     assert tokenizer.encode("<|a|> <|b|>", parse_special=True) == [256, 257]
     assert tokenizer.encode("<|a|> ") == list(b"<|a|> ")
+
+
+def test_white_space_that_is_a_token_stays_before_lstrip_tokens() -> None:
+    metadata = byte_level([], {"\t": USER_DEFINED, "\x01": CONTROL})
+    tokenizer = tokenizer_from_metadata(metadata, strips_before=lambda text: text == "\x01")
+    assert tokenizer.encode("x\n\t\x01\n \x01", parse_special=True) == [ord("x"), ord("\n"), 256, 257, 257]
 
 
 def test_white_space_before_lstrip_tokens_is_dropped() -> None:
@@ -220,8 +239,8 @@ def test_infill_tokens_are_found_by_text_unless_a_key_names_them() -> None:
 
 
 def test_suppressed_tokens() -> None:
-    ids = np.array([3, 1, -1, 10**6], np.int32)
-    assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 1)
+    ids = np.array([3, 0, -1, 10**6], np.int32)
+    assert tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=ids)).suppressed == (3, 0)
     assert tokenizer_from_metadata(scored({"a": 0})).suppressed == ()
     with pytest.raises(ModelFormatError, match="suppress_tokens' is not an array of token ids"):
         tokenizer_from_metadata(scored({"a": 0}, suppress_tokens=["x"]))

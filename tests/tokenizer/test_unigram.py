@@ -33,6 +33,13 @@ def test_best_sum_of_scores() -> None:
     assert texts(t5({"a": -1, "aa": -2}), "aa") == ["aa"]  # found first; an equal sum does not replace it
 
 
+def test_unknown_characters_cost_more_than_any_token() -> None:
+    assert texts(t5({"ab": -25, "b": -1}), "ab") == ["ab"]
+    assert texts(t5({"ab": -37, "b": -27}), "ab") == ["ab"]
+    assert texts(t5({"ab": -38, "b": -1}, {"<x>": USER_DEFINED}), "ab") == ["ab"]
+    assert texts(t5({"ab": -25, "b": 20}), "ab") == ["<unk>", "b"]
+
+
 LETTERS = "abé▁"
 
 
@@ -91,6 +98,7 @@ def test_characters_are_mapped_before() -> None:
     tokenizer = t5(pieces, precompiled_charsmap=mapped(replacements))
     assert texts(tokenizer, "ﬁz\na") == ["f", "i", "▁", "a"]
     assert texts(tokenizer, "aaaaaaa") == ["f", "x", "a"]
+    assert texts(tokenizer, "z") == []
     assert texts(tokenizer, "ß") == ["x"] * 50
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.testing.vocabularies import USER_DEFINED, word_piece
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
+from llamacli.tokenizer.word_piece import BertNormalizer
 
 CLS, SEP, UNK = 2, 3, 1
 PIECES = [
@@ -53,8 +54,21 @@ def test_punctuation_ascii_symbols_and_ideographs_are_words() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B81F),
+        (0x2B920, 0x2CEAF), (0x2F800, 0x2FA1F),
+    ],
+)  # fmt: skip
+def test_blocks_of_ideographs(first: int, last: int) -> None:
+    normalizer = BertNormalizer(lowercase=False, strip_accents=False)
+    assert [normalizer[code] for code in (first, last)] == [f" {chr(first)} ", f" {chr(last)} "]
+    assert not any(" " in normalizer[code] for code in (first - 1, last + 1))
+
+
 def test_white_space_splits_and_control_characters_vanish() -> None:
-    assert texts(bert(), "\u3000the\u2003\tt\x00h\u200de\ufffd\x1c\n") == ["▁the", "▁the"]
+    assert texts(bert(), "\u3000the\u2003\tt\x00h\u200d\x1c\x1fe\ufffd\x1c\n") == ["▁the", "▁the"]
 
 
 def test_marks_that_python_does_not_know_vanish_with_accents() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ from llamacli.chat.formats import ChatFormat, choose, own_templates
 from llamacli.chat.messages import CallDelta, Message, Piece, ToolCall
 from llamacli.chat.syntax import Event, Reader, Spans, StopText, Syntax
 from llamacli.chat.template import ChatTemplate, Rendering
-from llamacli.errors import ChatTemplateError, InvalidRequestError
+from llamacli.errors import ChatTemplateError, InvalidRequestError, expect_type
 from llamacli.gguf import Metadata
 from llamacli.sampling import SamplingParams
 from llamacli.tokenizer import Tokenizer
@@ -95,6 +96,7 @@ class ChatCodec:
         The file's BOS token is its first part if the file adds one. Raises ChatTemplateError if the template fails,
         InvalidRequestError for a reserved name among `variables`.
         """
+        expect_type(variables, (Mapping, NoneType), "variables", "a mapping of names")
         variables = variables or {}
         taken = GIVEN & variables.keys()
         if taken:

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeAlias, TypeVar
 
@@ -39,7 +39,7 @@ from llamacli.chat.openai import (
 from llamacli.chat.syntax import Event
 from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.errors import InvalidRequestError, MediaError
+from llamacli.errors import InvalidRequestError, MediaError, expect_type
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
@@ -262,6 +262,7 @@ def completion(
         raise InvalidRequestError("a grammar and a JSON Schema exclude each other")
     constraint = completion_constraint(schema, arguments.grammar)
     params = arguments.sampling(model, metadata, constraint, 0 if logprobs is None else max(1, logprobs))
+    expect_type(prompt, (str, Iterable, Inputs), "prompt", "a text or token ids")
     if isinstance(prompt, Inputs) and (echo or suffix is not None):
         raise InvalidRequestError("echo and suffix need a prompt of text or token ids, not Inputs")
     session, before = arguments.session(model), ""
@@ -410,6 +411,7 @@ def _as_messages(messages: Sequence[Mapping[str, Any]], media: Callable[[], Load
 
     Content is text, with pictures a list; arguments of calls are objects.
     """
+    expect_type(messages, Sequence, "messages", "a sequence of messages")
     if not messages:
         raise InvalidRequestError("messages is empty: at least one is needed")
     return [_as_message(message, i, media) for i, message in enumerate(messages)]
@@ -420,14 +422,15 @@ def _as_message(message: Any, i: int, media: Callable[[], LoadedEncoder | None])
         raise InvalidRequestError(f'messages[{i}] must be {{"role": ..., "content": ...}}, not {str(message)[:80]}')
     role, content = message["role"], message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        sees = any(isinstance(part, Mapping) and part.get("type") in _MEDIA for part in content) and media()
+        sees = any(isinstance(part, Mapping) and part.get("type") in [*_MEDIA] for part in content) and media()
         path = f"messages[{i}].content"
         content = _seen(content, path) if sees else text_of_parts(map(_part, content), path)
     elif content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"messages[{i}].content must be a text, not {content!r}")
     result = {**message, "role": _ROLES.get(role, role), "content": content or ""}
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_parsed_call(call, i) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        expect_type(calls, Sequence, f"messages[{i}].tool_calls", "a sequence of calls")
+        result["tool_calls"] = [_parsed_call(call, i) for call in calls]
     return result
 
 
@@ -444,7 +447,7 @@ def _seen(content: Sequence[Any], path: str) -> list[str | Medium]:
     parts: list[str | Medium] = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in _MEDIA:
+        if kind in [*_MEDIA]:
             given = part.get(kind)
             data = given.get(_MEDIA[kind]) if isinstance(given, Mapping) else given
             if not isinstance(data, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import NoneType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from llamacli.chat.channels import HARMONY
 from llamacli.chat.named import named_templates
 from llamacli.chat.syntax import HERMES, Syntax
-from llamacli.errors import ChatTemplateError, plugin_errors
+from llamacli.errors import ChatTemplateError, expect_type, plugin_errors
 from llamacli.gguf import Metadata
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def choose(
 
     Raises ChatTemplateError if there is none, or if the vocabulary lacks a token that its template needs.
     """
+    expect_type(wanted, (str, NoneType), "template", "a str")
     known = [*formats, *CORE_FORMATS]
     own = own_templates(metadata)
     template = own.get(wanted or "default")

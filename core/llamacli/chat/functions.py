@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, Union
 
 from llamacli.chat.messages import ToolCall, checked_tools
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, expect_type
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 Tools: TypeAlias = Iterable[Mapping[str, Any] | Callable[..., Any]]
@@ -27,6 +27,7 @@ def described(tools: Tools | None) -> tuple[tuple[Mapping[str, Any], ...] | None
     Raises InvalidRequestError for what is neither a function nor a JSON object that describes one, and for two of one
     name.
     """
+    expect_type(tools, (Iterable, types.NoneType), "tools", "a sequence of tools")
     given = None if tools is None else tuple(tools)
     functions: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in given or () if inspect.isroutine(tool)}
     found = checked_tools(

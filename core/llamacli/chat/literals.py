@@ -304,7 +304,7 @@ class _Writer:
         least, most = schema.get("minItems", 0), schema.get("maxItems", "")
         if most == 0:
             return literal("[]")
-        more = f"({_COMMA} {item}){{{max(0, least - 1)},{most and most - 1}}}"
+        more = f"({_COMMA} {item}){{{max(0, least - 1)},{most and most - 1}}}" if most != 1 else ""
         items = f"{item} {more}" if least else f"({item} {more})?"
         return self._rules.add("array", f'"[" {items} "]"')
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from llamacli.errors import InvalidRequestError
+from llamacli.errors import InvalidRequestError, expect_type
 
 if TYPE_CHECKING:
     from llamacli.media.pictures import Picture
@@ -156,6 +156,7 @@ def checked_tools(tools: Any) -> tuple[Mapping[str, Any], ...] | None:
     """Check tools: JSON objects that describe a function each. Raises InvalidRequestError."""
     if tools is None:
         return None
+    expect_type(tools, Iterable, "tools", "a sequence of tools")
     tools = tuple(tools)
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None

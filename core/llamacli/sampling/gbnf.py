@@ -256,8 +256,7 @@ class _Parser:
         times = next((times for sign, times in signs.items() if self.take(sign)), None)
         if times is None and self.take("{"):
             times = self.bounds(start, space)
-        if times is not None:
-            self.match(space)
+        self.match(space)
         return times
 
     def bounds(self, start: int, space: re.Pattern[str]) -> tuple[int, int | None]:

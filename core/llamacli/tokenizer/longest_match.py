@@ -36,7 +36,7 @@ class LongestMatch(VocabularyScheme):
             for length in self._lengths.get(data[at : at + 2], (1,)):
                 if (token := self._ids.get(data[at : at + length])) is not None:
                     ids.append(token)
-                    at += min(length, len(data) - at)
+                    at += length
                     break
             else:
                 ids.append(self._unknown(text))
@@ -56,6 +56,5 @@ class LongestMatch(VocabularyScheme):
         """Lengths of tokens by their first two bytes, longest first, and 1."""
         found: dict[bytes, set[int]] = defaultdict(lambda: {1})
         for data in self._ids:
-            if len(data) > 1:
-                found[data[:2]].add(len(data))
+            found[data[:2]].add(len(data))
         return {start: sorted(lengths, reverse=True) for start, lengths in found.items()}

@@ -99,7 +99,6 @@ class Tokenizer:
         With `parse_special` control tokens spelled in the text become their ids, otherwise they stay text. Lone
         surrogates are read as U+FFFD. TokenizerError when the vocabulary cannot express the text.
         """
-        expect_type(text, str, "text", "a str")
         parts = self._partition(text, self._special if parse_special else self._user_defined)
         ids = self._encode(parts)
         if not add_special:
@@ -251,6 +250,7 @@ class Tokenizer:
 
         Longer special tokens are found first, each from left to right, even where that breaks up shorter ones.
         """
+        expect_type(text, str, "text", "a str")
         try:
             text.encode()  # faster than a search
         except UnicodeEncodeError:

@@ -48,7 +48,7 @@ class CharacterMap:
         if data.ndim != 1 or data.dtype not in (np.int8, np.uint8):
             raise ModelFormatError(f"{metadata.source}: metadata key {CHARACTER_MAP!r} is not an array of bytes")
         data = data.view(np.uint8)
-        size = int.from_bytes(data[:4].tobytes(), "little") if len(data) >= 4 else 0
+        size = int.from_bytes(data[:4].tobytes(), "little")
         if size + 4 >= len(data):
             raise ModelFormatError(
                 f"{metadata.source}: metadata key {CHARACTER_MAP!r} has {len(data)} bytes, its index alone {size + 4}"

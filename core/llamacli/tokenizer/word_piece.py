@@ -12,8 +12,8 @@ from llamacli.tokenizer.vocabulary import SPACE, Vocabulary, VocabularyScheme
 
 # Ideographs, each of which is a word, as in llama.cpp and Hugging Face's tokenizers.
 _CHINESE = (
-    range(0x4E00, 0xA000), range(0x3400, 0x4DC0), range(0x20000, 0x2A6E0), range(0x2A700, 0x2B740),
-    range(0x2B740, 0x2B820), range(0x2B920, 0x2CEB0), range(0xF900, 0xFB00), range(0x2F800, 0x2FA20),
+    range(0x4E00, 0xA000), range(0x3400, 0x4DC0), range(0x20000, 0x2A6E0), range(0x2A700, 0x2B820),
+    range(0x2B920, 0x2CEB0), range(0xF900, 0xFB00), range(0x2F800, 0x2FA20),
 )  # fmt: skip
 _CATEGORY = regex.compile(
     r"(?P<removed>[\p{Cc}\p{Cf}\p{Co}\p{Cs}])|(?P<mark>\p{M})|(?P<punctuation>\p{P})|(?P<symbol>\p{S})"

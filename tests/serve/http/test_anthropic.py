@@ -127,6 +127,19 @@ def test_errors_have_their_own_form(fields: dict, text: str, http, fake) -> None
     assert not fake.requests
 
 
+@pytest.mark.parametrize(
+    ("source", "address"),
+    [
+        ({"type": "url", "url": "data:;base64,AA=="}, "data:;base64,AA=="),
+        ({"type": "base64", "data": "AA==", "url": "x"}, "data:;base64,AA=="),
+    ],
+)
+def test_sources_of_pictures(source: dict[str, str], address: str) -> None:
+    message = {"role": "user", "content": [{"type": "image", "source": source}]}
+    (part,) = chat_of(messages=[message]).messages[0].content
+    assert part.image_url == address
+
+
 def test_errors_of_the_server(http, serve, fake) -> None:
     assert http.send("/v1/messages", method="GET").json["type"] == "error"
     assert post(http, model="x").json["error"]["type"] == "not_found_error"
@@ -153,9 +166,19 @@ def test_stream(http, fake) -> None:
     assert [(one["index"], one["content_block"]["type"]) for one in starts] == [
         (0, "thinking"), (1, "text"), (2, "tool_use")
     ]  # fmt: skip
+    indices = [one["index"] for one in events if one["type"] != "content_block_start" and "index" in one]
+    assert indices == [0, 0, 0, 1, 1, 1, 2, 2]
     assert starts[2]["content_block"]["input"] == {}
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] == 5
+
+
+def test_stream_of_a_call_alone(http, fake) -> None:
+    fake.script = lambda _: [Admitted(0.0), *CALLS[4:]]
+    deltas = [
+        one["delta"] for one in post(http, stream=True, tools=[WEATHER]).events if "index" in one and "delta" in one
+    ]
+    assert deltas == [{"type": "input_json_delta", "partial_json": '{"town": "Bern"}'}]
 
 
 def test_thinking_that_is_omitted(http, fake) -> None:

@@ -70,6 +70,14 @@ def test_errors_name_the_field(fields: dict, param: str, code: str) -> None:
     assert "`str`" not in str(error.value)
 
 
+def test_errors_say_what_is_expected() -> None:
+    for data, kind, name in ((b"[]", dict, "object"), (b"{}", list, "array")):
+        with pytest.raises(BadRequestError, match=f"^the body is not a JSON {name}$"):
+            parse(data, kind)
+    with pytest.raises(BadRequestError, match=r"^max_tokens: expected `integer \| null`, got `string`$"):
+        convert({"messages": [MESSAGE], "max_tokens": "x"}, ChatRequest)
+
+
 def test_null_counts_as_absent() -> None:
     assert convert({"messages": [MESSAGE], "temperature": None}, ChatRequest).temperature is None
 

@@ -8,7 +8,19 @@ import pytest
 
 from llamacli.chat.messages import ToolCall
 from llamacli.serve.errors import InternalError
-from llamacli.serve.requests import Admitted, Done, Embedding, Finished, TextDelta, Timings, ToolCallDelta, Usage
+from llamacli.serve.http.bodies import convert
+from llamacli.serve.http.ollama import OllamaMessage, _message
+from llamacli.serve.requests import (
+    Admitted,
+    Done,
+    Embedding,
+    Finished,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 
 HI = [{"role": "user", "content": "hi"}]
 DONE = Done(Usage(9, 4, 5, 2), Timings(0.0, 0.25, 0.5))
@@ -52,6 +64,24 @@ def test_options(http, fake) -> None:
     assert (request.params.temperature, request.params.top_k) == (0.5, 3)
     http.send("/api/chat", {"model": "demo", "messages": HI, "options": {"num_predict": -1}})
     assert fake.requests[1].max_tokens is None
+
+
+def test_log_probabilities(http, fake) -> None:
+    token = TokenLogprob(1, b"a", -1.0, ((1, b"a", -1.0), (2, b"b", -2.0)))
+    fake.script = lambda _: [Admitted(0.0), TextDelta(0, "a", tokens=(token,)), Finished(0, "stop"), DONE]
+    for n in (0, 1, 2):
+        body = {"model": "demo", "messages": HI, "stream": False, "logprobs": True, "top_logprobs": n}
+        (found,) = http.send("/api/chat", body).json["logprobs"]
+        assert (found["token"], found["logprob"]) == ("a", -1.0)
+        assert [one["token"] for one in found["top_logprobs"]] == ["a", "b"][:n]
+
+
+def test_calls_of_earlier_messages() -> None:
+    call = {"function": {"name": "paint", "arguments": {"c": 1}}}
+    given = {"role": "assistant", "content": "", "tool_calls": [call]}
+    (made,) = _message(convert(given, OllamaMessage), "messages[0]").tool_calls
+    assert (made.function.name, made.function.arguments) == ("paint", {"c": 1})
+    assert _message(convert({**given, "tool_calls": []}, OllamaMessage), "messages[0]").tool_calls is None
 
 
 def test_generate_uses_the_template_unless_raw(http, fake) -> None:
