@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from llamacli.generation.text import Token
-from llamacli.sampling import LogProbs
-from llamacli.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from llamacli.generation.text import Token
+    from llamacli.sampling import LogProbs
+    from llamacli.tokenizer import Tokenizer
 
 
 def colour(p: float) -> str:
