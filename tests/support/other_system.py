@@ -57,7 +57,7 @@ def simulate(system: str) -> None:
 
 
 def share_kernels(machine: str) -> None:
-    """Take what the system of this machine has compiled, and write an entry as this system does."""
+    """Use the kernels of this machine, and write one entry of the cache."""
     from llamacli.kernels import jit
 
     system, sys.platform = sys.platform, machine
