@@ -57,7 +57,7 @@ def simulate(system: str) -> None:
 
 
 def share_kernels(machine: str) -> None:
-    """Use the kernels of this machine, and write one entry of the cache."""
+    """Use this machine's kernels, and write an entry of the cache."""
     from llamacli.kernels import jit
 
     system, sys.platform = sys.platform, machine
