@@ -73,5 +73,7 @@ PROGRAMS = [
 
 @pytest.mark.medium
 @pytest.mark.parametrize(("page", "number"), PROGRAMS)
-def test_program(folder, page, number):
-    assert run(folder, sys.executable, "-c", blocks("python", page)[number]).strip()
+def test_program(folder, page, number, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    exec(compile(blocks("python", page)[number], page, "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()

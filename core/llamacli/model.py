@@ -351,7 +351,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         it cannot render the messages, ContextOverflowError if they do not fit, MediaError for a picture that cannot be
         read, TypeError for an unknown argument.
         """
-        from llamacli.chat.completions import CompletionArguments, chat_completion, whole
+        from llamacli.chat.completions import chat_completion, completion_arguments, whole
         from llamacli.chat.functions import described
 
         given, _ = described(tools)
@@ -360,7 +360,7 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
             self.metadata,
             self.create_chat_codec(template, tools=bool(given)),
             messages,
-            CompletionArguments(**arguments),
+            completion_arguments(self.create_chat_completion, arguments),
             tools=given,
             tool_choice=tool_choice,
             response_format=response_format,
@@ -401,9 +401,9 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         for `create_chat_completion`; InvalidRequestError for `echo` or a `suffix` with an `Inputs`; TokenizerError
         if the vocabulary has no tokens for a suffix.
         """
-        from llamacli.chat.completions import CompletionArguments, completion, whole
+        from llamacli.chat.completions import completion, completion_arguments, whole
 
-        options = CompletionArguments(**arguments)
+        options = completion_arguments(self.create_completion, arguments)
         chunks = completion(
             self,
             self.metadata,

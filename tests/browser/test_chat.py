@@ -245,6 +245,11 @@ def test_settings_reach_the_server(site) -> None:
     page = site.page
     page.press("Settings")
     page.one("#set-system").send_keys("Be brief.")
+    titles = page.run(
+        "return [...document.querySelectorAll('#settings label, #settings summary')].map((one) => one.textContent)"
+    )
+    assert titles.count("Reasoning") == 1
+    assert titles[titles.index("Reasoning") + 1] == "Reasoning budget"
     page.run("for (const group of document.querySelectorAll('#settings details')) group.open = true")
     assert page.one("#param-temperature").get_attribute("placeholder") == "0.8"
     page.one("#param-temperature").send_keys("0.25")

@@ -372,6 +372,8 @@ def test_processors_of_logits_and_criteria_of_the_end(talker) -> None:
         model.create_completion("once", logits_processor=3)
     with pytest.raises(InvalidRequestError, match=r"logits_processor: its logits have the shape \[1\]"):
         model.create_completion("once", logits_processor=lambda ids, logits: logits[:1])
+    with pytest.raises(InvalidRequestError, match="logits_processor returned None: it must return the logits"):
+        model.create_completion("once", logits_processor=lambda ids, logits: None)
 
 
 async def replies(model: Model, options: dict[str, Any]) -> tuple[Any, list[Any], str]:

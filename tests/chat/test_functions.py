@@ -161,3 +161,13 @@ def test_tool_choice_makes_a_reply_call() -> None:
         chat.use_tools(None)
         with pytest.raises(InvalidRequestError, match="required needs tools"):
             chat.respond(tool_choice="required")
+
+
+def test_tools_are_a_list_of_functions_that_return() -> None:
+    async def later(city: str) -> str:
+        return city
+
+    with pytest.raises(InvalidRequestError, match="tools is a list: put a single one into a list"):
+        described(weather)  # type: ignore[arg-type]
+    with load_model(demo_path()) as model, pytest.raises(InvalidRequestError, match="tool later is a coroutine"):
+        model.create_chat(tools=[later])

@@ -3,6 +3,7 @@
 Each message has the value, what is allowed, and what to type next: a similar name, an example, or the way to the help.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -181,6 +182,11 @@ def test_wrong_arguments(args: list[str], said: tuple[str, ...], invoke: Callabl
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ("embed 'Hello world' m.gguf", "MODEL comes first. Here: llamacli embed m.gguf 'Hello world'"),
+        ("run 'Tell a story.' m.gguf", "MODEL comes first. Here: llamacli run m.gguf 'Tell a story.'"),
+        ("rank fox m.gguf owl", "MODEL comes first. Here: llamacli rank m.gguf fox owl"),
+        ("create x --from x.gguf", "user/repo:quant; no such file; similar in its folder: m.gguf"),
+        ("merge m.gguf", "No such command 'merge'. Here: llamacli quantize SHARD OUT COPY"),
         ("quantize m.gguf q4_k_m q.gguf", "OUT comes before TYPE. Here: llamacli quantize m.gguf q.gguf q4_k_m"),
         ("quantize m.gguf Q4_K_M", "Here: llamacli quantize m.gguf m-Q4_K_M.gguf Q4_K_M"),
         ("quantize folder a.gguf Q8_0", "folder is a folder. Here: llamacli convert folder a.gguf Q8_0"),
@@ -195,6 +201,6 @@ def test_answer_says_what_to_type(arguments, said, invoke, tmp_path, monkeypatch
     for name in ("m.gguf", "m.safetensors", "schema.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "folder").mkdir()
-    failed = invoke(*arguments.split())
+    failed = invoke(*shlex.split(arguments))
     assert failed.exit_code in (1, 2)
     assert said in " ".join(failed.stderr.split())

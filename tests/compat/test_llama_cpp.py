@@ -101,7 +101,7 @@ def test_options_of_rope_are_overrides(llama: Llama) -> None:
 
 
 def test_embeddings() -> None:
-    with Llama(str(demo_path()), embedding=True, n_ctx=64) as llama:
+    with Llama(str(demo_path()), embedding=True, n_ctx=64, seed=-1, device=None) as llama:
         one, two = llama.embed(["fox", "an owl in a tree"])
         assert len(llama.embed("fox")) == len(one)
         result = llama.create_embedding(["fox", "an owl in a tree"])

@@ -56,6 +56,19 @@ def simulate(system: str) -> None:
     sys.platform = system
 
 
+def share_kernels(machine: str) -> None:
+    """Use this machine's kernels, and write an entry of the cache."""
+    from llamacli.kernels import jit
+
+    system, sys.platform = sys.platform, machine
+    jit.fingerprint()
+    sys.platform = system
+    entry = jit._Entry(f"probe-{os.getpid()}")
+    entry.save(b"probe")
+    assert entry._read() == b"probe"
+    entry._path.unlink()
+
+
 def of_two_stages() -> str:
     """Text of the demo model, half of whose layers a worker computes."""
     import llamacli
@@ -72,8 +85,11 @@ def of_two_stages() -> str:
 
 
 if __name__ == "__main__":
+    machine = sys.platform
     simulate(sys.argv[1])
     import llamacli
+
+    share_kernels(machine)
     from llamacli.engine.packed_copies import finish_copies
 
     print(of_two_stages())

@@ -11,6 +11,7 @@ from conftest import first_variants
 from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
+from llamacli.hub.demo import demo_path
 from llamacli.ops.linear import Linear
 from llamacli.ops.rms_norm import RmsNorm
 from llamacli.ops.softcap import Softcap
@@ -264,3 +265,10 @@ class TestText:
             embedder.embed(["a"], pooling="none")
         with pytest.raises(InvalidRequestError, match="cannot be mixed"):
             embedder.embed(["a", 3])
+
+
+def test_embedder_and_tokenizer_say_what_they_are() -> None:
+    with load_embedder(demo_path()) as embedder:
+        about = "pooling mean, vectors of 192, texts of at most 1024 tokens"
+        assert repr(embedder) == f"<Embedder of 'llamacli demo stories': {about}>"
+        assert repr(embedder.tokenizer) == "<Tokenizer, 2048 tokens, 4 of them special>"

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from llamacli import Model, SamplingParams, Session, load_model
+from llamacli.chat.completions import completion_arguments
 from llamacli.util.foreign_names import OURS, explain_names
 
 
@@ -18,6 +19,7 @@ from llamacli.util.foreign_names import OURS, explain_names
         (SamplingParams, "repetition_penalty", "its name is 'repeat_penalty'"),
         (SamplingParams, "max_tokens", "it is the argument 'max_tokens' of generate and create_chat"),
         (Session.generate, "max_new_tokens", "its name is 'max_tokens'"),
+        (Session.generate, "logits_processor", "it is an argument of completions; a session takes a SamplerChain"),
         (Session.generate, "temperature", r"it is a sampling parameter, SamplingParams\(temperature=...\)"),
         (Model.generate, "num_predict", "its name is 'max_tokens'"),
         (Model.create_session, "seq_len", "its name is 'n_ctx'"),
@@ -53,3 +55,17 @@ def test_signature_and_call_are_kept() -> None:
 
     assert scaled(3, n_ctx=4, other=1) == (12, {"other": 1})
     assert (scaled.__doc__, list(inspect.signature(scaled).parameters)) == ("Product.", ["x", "n_ctx", "more"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_new_tokens", r"Model.create_completion\(\) has no argument 'max_new_tokens': its name is 'max_tokens'"),
+        ("n_ctx", "it is the argument 'n_ctx' of create_session"),
+        ("temprature", "'temprature'; did you mean 'temperature'?"),
+        ("nonsense", "unexpected keyword argument 'nonsense'$"),
+    ],
+)
+def test_completions_name_our_argument(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        completion_arguments(Model.create_completion, {"top_k": 1, name: 1})

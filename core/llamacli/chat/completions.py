@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import collections
+import difflib
+import inspect
 import json
 import secrets
 import time
@@ -53,7 +55,7 @@ from llamacli.sampling.candidates import Logits
 from llamacli.sampling.defaults import params_with_defaults
 from llamacli.sampling.sampler import Steer
 from llamacli.session import Session
-from llamacli.util.foreign_names import OURS
+from llamacli.util.foreign_names import OURS, refuse_foreign
 from llamacli.util.numbers import is_integer
 
 _ROLES = {"developer": "system"}
@@ -134,6 +136,19 @@ class CompletionArguments:
     def session(self, model: CompiledModel) -> Session:
         """New session with the seed."""
         return Session(model, seed=secrets.randbits(63) if self.seed is None else self.seed)
+
+
+def completion_arguments(method: Callable[..., Any], given: Mapping[str, Any]) -> CompletionArguments:
+    """Further arguments of a method of `Model`.
+
+    Raises TypeError for an unknown name, with the one to use.
+    """
+    accepted = {*inspect.signature(method).parameters, *attrs.fields_dict(CompletionArguments)}
+    refuse_foreign(method.__qualname__, given, accepted)
+    for name in given.keys() - accepted:
+        similar = "".join(f"; did you mean {one!r}?" for one in difflib.get_close_matches(name, accepted, 1))
+        raise TypeError(f"{method.__qualname__}() got an unexpected keyword argument {name!r}{similar}")
+    return CompletionArguments(**given)
 
 
 def chat_completion(
@@ -344,7 +359,10 @@ class _Run:
         def steer(candidates: Candidates) -> None:
             ids = self._ids()
             for processor in processors:
-                logits = np.asarray(processor(ids, candidates.logits), np.float32)
+                returned = processor(ids, candidates.logits)
+                if returned is None:
+                    raise InvalidRequestError("logits_processor returned None: it must return the logits")
+                logits = np.asarray(returned, np.float32)
                 if logits.shape != candidates.logits.shape:
                     raise InvalidRequestError(f"logits_processor: its logits have the shape {list(logits.shape)}")
                 candidates.logits[:] = logits

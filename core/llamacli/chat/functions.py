@@ -27,6 +27,8 @@ def described(tools: Tools | None) -> tuple[tuple[Mapping[str, Any], ...] | None
     Raises InvalidRequestError for what is neither a function nor a JSON object that describes one, and for two of one
     name.
     """
+    if callable(tools) or isinstance(tools, str | Mapping):
+        raise InvalidRequestError("tools is a list: put a single one into a list")
     expect_type(tools, (Iterable, types.NoneType), "tools", "a sequence of tools")
     given = None if tools is None else tuple(tools)
     functions: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in given or () if inspect.isroutine(tool)}

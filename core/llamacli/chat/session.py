@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import html
+import inspect
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -23,6 +25,7 @@ from llamacli.chat.template import Rendering
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.errors import ChatTemplateError, ContextOverflowError, InvalidRequestError, MediaError, StateError
 from llamacli.generation.drafting import Drafter
+from llamacli.generation.heat import coloured
 from llamacli.generation.loop import token_limit
 from llamacli.generation.text import Token
 from llamacli.gguf import Metadata
@@ -89,12 +92,26 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
         used, n_ctx = self.session.n_past, self.session.n_ctx
         return f"<ChatSession of {self.model.name!r}: {len(self.history)} messages, {used} of {n_ctx} tokens>"
 
+    def _repr_html_(self) -> str:
+        """The conversation as HTML, for notebooks.
+
+        The tokens of the last reply are coloured if they have log-probabilities.
+        """
+        lines = [f"<b>{one.role}</b> {html.escape(_shown(one))}" for one in self.history]
+        if lines and not self.pending and any(token.logprobs for token in self.reply_tokens):
+            lines[-1] = f"<b>assistant</b> {coloured(self.model.tokenizer, self.reply_tokens)}"
+        return "".join(f'<p style="white-space: pre-wrap">{line}</p>' for line in lines) or html.escape(repr(self))
+
     def use_tools(self, tools: Tools | None) -> None:
         """Replace the tools: Python functions with type hints, or JSON objects.
 
-        Raises InvalidRequestError for a tool that is neither, or whose parameters have no JSON Schema.
+        Raises InvalidRequestError for a tool that is neither, whose parameters have no JSON Schema, or that is a
+        coroutine function: `run_tools` calls functions that return their result.
         """
         self.tools, self.functions = described(tools)
+        for name, function in self.functions.items():
+            if inspect.iscoroutinefunction(function):
+                raise InvalidRequestError(f"tool {name} is a coroutine function: define it by def, not async def")
 
     @property
     def pending(self) -> bool:
@@ -394,6 +411,11 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
 def _no_pieces() -> Generator[Piece, None, None]:
     yield from ()
+
+
+def _shown(message: Message) -> str:
+    calls = (f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.tool_calls)
+    return "\n".join(filter(None, (message.content, *calls)))
 
 
 def _saved(part: Part | None) -> Any:

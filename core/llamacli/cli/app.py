@@ -25,6 +25,7 @@ ELSEWHERE = {
     "remove": "rm USER/REPO", "delete": "rm USER/REPO", "download": "pull USER/REPO", "embedding": "embed MODEL TEXT",
     "rerank": "rank MODEL QUERY TEXT", "models": "list", "search": "list --names", "info": "inspect MODEL",
     "tui": "run MODEL", "launch": "serve MODEL", "get": "pull USER/REPO",
+    "split": "quantize MODEL OUT COPY --split-max-size 4G", "merge": "quantize SHARD OUT COPY",
     "help": "--help", "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and those here instead of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import click
 from llamacli.cli.command import Command
 from llamacli.cli.options import global_options, option
 from llamacli.cli.output import human_bytes, local_minute, note, print_json, print_table
-from llamacli.errors import LlamaCliError
+from llamacli.errors import LlamaCliError, ModelNotFoundError
 from llamacli.hub.demo import demo_path
 
 REFERENCE = "USER/REPO[:QUANT]"
@@ -172,4 +173,20 @@ def resolve_model(name: str) -> str:
     """Path of a model's file, from its path or a name."""
     from llamacli.hub.names import resolve
 
-    return str(resolve(name)) if name else name
+    try:
+        return str(resolve(name)) if name else name
+    except ModelNotFoundError:
+        _expect_order(name)
+        raise
+
+
+def _expect_order(name: str) -> None:
+    """Raise UsageError if another argument of the command is the model."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else []
+    values = [context.params.get(one.name or "") for one in params if context and isinstance(one, click.Argument)]
+    given = [text for value in values for text in (value if isinstance(value, tuple) else (value,)) if text]
+    model = next((text for text in given if text.endswith(".gguf") and Path(text).is_file()), None)
+    if context and name in given and model is not None:
+        others = [text for text in given if text != model]
+        raise click.UsageError(f"MODEL comes first. Here: {context.command_path} {shlex.join([model, *others])}")

@@ -11,6 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from llamacli.cli.output import note
+from llamacli.generation.heat import alternatives, colour
 from llamacli.util.files import replacing
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def write_heat(path: Path, model: Model, prompt: str, completion: Completion) ->
     page = Template(template).substitute(
         title=html.escape(f"llamacli, {model.metadata.get('general.name') or model.arch}"),
         summary=f"{len(completion.tokens)} tokens, perplexity {math.exp(-mean):.2f}",
-        scale="".join(f'<span style="{_colour(p)}">{p:.0%}</span>' for p in (1.0, 0.75, 0.5, 0.25, 0.0)),
+        scale="".join(f'<span style="{colour(p)}">{p:.0%}</span>' for p in (1.0, 0.75, 0.5, 0.25, 0.0)),
         prompt=html.escape(prompt),
         tokens="".join(tokens),
     )
@@ -66,19 +67,13 @@ def write_heat(path: Path, model: Model, prompt: str, completion: Completion) ->
 def _token(model: Model, token: int, text: str, logprobs: LogProbs) -> str:
     """Format a token with its alternatives.
 
-    A sampled token that is not among them comes last. The text of a token that ends inside a character is empty.
+    The text of a token that ends inside a character is empty.
     """
-    shown = logprobs.top if token in dict(logprobs.top) else (*logprobs.top, (token, logprobs.chosen))
-    lines = []
-    for other, value in shown:
-        line = f"{math.exp(value):6.1%}  {html.escape(repr(model.tokenizer.piece(other, unparse_special=True)))}"
-        lines.append(f"<b>{line}</b>" if other == token else line)
+    lines = [
+        f"<b>{line}</b>" if other == token else line for other, line in alternatives(model.tokenizer, token, logprobs)
+    ]
     others = '<span class="others">' + "\n".join(lines) + "</span>"
     word = text.lstrip(" ") or text  # a space at the end of a line would show its colour there
     space = text[: len(text) - len(word)]
-    colour = _colour(math.exp(logprobs.chosen))
-    return f'{space}<span class="token" tabindex="0" style="{colour}">{html.escape(word)}{others}</span>'
-
-
-def _colour(p: float) -> str:
-    return f"background: hsl(8 85% {60 + 40 * p:.0f}%)"
+    style = colour(math.exp(logprobs.chosen))
+    return f'{space}<span class="token" tabindex="0" style="{style}">{html.escape(word)}{others}</span>'

@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = frozenset(
     {
         "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
         "n_threads_batch", "logits_all", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf",
-        "last_n_tokens_size", "numa", "verbose", "spm_infill", "f16_kv", "n_parts", "low_vram", "mul_mat_q",
+        "last_n_tokens_size", "numa", "verbose", "spm_infill", "f16_kv", "n_parts", "low_vram", "mul_mat_q", "device",
     }
 )  # fmt: skip
 """Arguments that change neither texts nor results here: batches, threads and memory are chosen automatically."""

@@ -132,7 +132,12 @@ def reference(name: str) -> Reference:
     found = lookup(name)
     if isinstance(found, Path):
         raise InvalidRequestError(f"{name} is a file, {found}, not a model of the hub")
-    return Reference.parse(name) if found is None else found
+    if found is not None:
+        return found
+    try:
+        return Reference.parse(name)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{error}; {_no_model(name)}") from None
 
 
 def resolve(name: str) -> Path:

@@ -91,6 +91,9 @@ class Tokenizer:
         self._user_defined = [entry for entry in self._special if vocabulary.kind(entry[1]) not in _HIDDEN]
         self.special_ids = tuple(longest_first)
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer, {self.n_vocab} tokens, {len(self.special_ids)} of them special>"
+
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of a text.
 

@@ -130,6 +130,10 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         n = model.context_size(min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 
+    def __repr__(self) -> str:
+        about = f"pooling {self.pooling}, vectors of {self.n_embd}, texts of at most {self.max_tokens} tokens"
+        return f"<Embedder of {self.model.name!r}: {about}>"
+
     def embed(
         self, text: str | Sequence[int] | Sequence[str], *, pooling: Pooling | str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:

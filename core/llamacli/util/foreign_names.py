@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import ParamSpec, TypeVar
 
 from llamacli.util.sampling_params import PARAMETERS
@@ -39,6 +39,9 @@ _PLACES = {
     "n_batch": "batches are sized automatically",
     "use_mmap": "weights are packed in memory",
     "use_mlock": "weights are packed in memory",
+    "logits_processor": "it is an argument of completions; a session takes a SamplerChain",
+    "stopping_criteria": "it is an argument of completions; here, leave the loop",
+    "response_format": "it is a sampling parameter, SamplingParams(json_schema=...)",
     **{
         name: f"it is a sampling parameter, SamplingParams({name}=...)"
         for name in (*PARAMETERS, "n_probs", "stop", "samplers", "logit_bias", "grammar", "json_schema")
@@ -54,16 +57,21 @@ def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
-        for name in given.keys() - accepted:
-            advice = _advice(name, accepted)
-            if advice:
-                raise TypeError(f"{called}() has no argument {name!r}: {advice}")
+        refuse_foreign(called, given, accepted)
         return function(*args, **given)
 
     return checked
 
 
-def _advice(name: str, accepted: frozenset[str]) -> str:
+def refuse_foreign(called: str, given: Iterable[str], accepted: Set[str]) -> None:
+    """Raise TypeError for an argument of another program, or of another call."""
+    for name in given:
+        advice = "" if name in accepted else _advice(name, accepted)
+        if advice:
+            raise TypeError(f"{called}() has no argument {name!r}: {advice}")
+
+
+def _advice(name: str, accepted: Set[str]) -> str:
     """Where a parameter is given, "" for names that nobody uses."""
     ours = OURS.get(name, name)
     return f"its name is {ours!r}" if ours in accepted else _PLACES.get(ours, "")

@@ -22,6 +22,8 @@ const SCHEMA_EXAMPLE = `{
   "required": ["answer"]
 }`;
 
+const REASONING = "Reasoning"; // the group of parameters that are shown below the choice of this name
+
 export class SettingsView {
   /** Panel in `node`; `changed(settings)` is called for each valid change. */
   constructor(node, { changed }) {
@@ -43,14 +45,17 @@ export class SettingsView {
       if (isSet) group.firstChild.append(el("span", { className: "dot", role: "img", aria: { label: "changed" } }));
       return group;
     };
+    const groups = groupsOf(table);
+    const [reasoning] = groups.filter(({ title }) => title === REASONING);
     this.node.replaceChildren(
       this.#text("system", "System prompt", "What the model should know or be, before the conversation.", { rows: 4 }),
       this.#prompts(),
-      this.#choice("reasoning", "Reasoning", "For models that think before they answer.",
+      this.#choice("reasoning", REASONING, "For models that think before they answer.",
         [["", "The model's default"], ["none", "Off"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]]),
+      ...(reasoning?.parameters ?? []).map((one) => this.#parameter(one)),
       this.#switch("probabilities", "Probabilities with each reply", "Click a token of a reply to see what else could have come."),
       section("Length and end", ...LIMITS.map((parameter) => this.#parameter(parameter))),
-      ...[...groupsOf(table), { title: "Order and bias", parameters: LISTS }].map(
+      ...[...groups.filter((group) => group !== reasoning), { title: "Order and bias", parameters: LISTS }].map(
         ({ title, parameters }) => section(title, ...parameters.map((one) => this.#parameter(one)))),
       section("JSON schema", this.#text("schema", "Schema of the reply", "The reply is JSON that is valid by this schema.",
         { rows: 8, code: true, check: schemaOf, example: SCHEMA_EXAMPLE })),
