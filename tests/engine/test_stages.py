@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,9 @@ from llamacli.engine.stages import StagedProgram
 from llamacli.errors import InvalidRequestError
 from llamacli.kv import N_BATCH, KVSequence
 from llamacli.plugins import Plugins
-from local_stages import LocalStages
+from local_stages import TOKENS, LocalStages, embeddings, results
 from suite import REPRESENTATIVES, slow_but
 from tiny_variants import ENCODERS, VARIANTS
-
-TOKENS = [(7 * i + 3) % 90 for i in range(70)]
 
 
 @contextmanager
@@ -34,20 +32,6 @@ def both(path: Path, plugins: Plugins, engine: Callable[[], Engine] = default_en
         assert isinstance(divided.program, StagedProgram)
         assert divided.program.stages  # one a layer that has tensors
         yield whole, divided
-
-
-def results(model: Model) -> list[np.ndarray]:
-    """Logits of a prompt, of single tokens, and of a fork."""
-    found = []
-    with model.create_session(n_ctx=200) as session:
-        if model.program.has_encoder:
-            session.eval(model.encoder_inputs([5, 6, 7, 8, 9]))
-        found.append(session.eval(TOKENS[:40], all_logits=True))
-        with session.fork() as other:
-            found += [session.eval([token], all_logits=True) for token in TOKENS[40:44]]
-            found += [other.eval(TOKENS[50:], all_logits=True), other.eval([3], all_logits=True)]
-            found.append(session.eval(TOKENS[44:50], all_logits=True))
-    return found
 
 
 @pytest.mark.medium
@@ -67,13 +51,6 @@ def test_encoders_give_equal_rows(variant: str, tiny_gguf: TinyGguf, plugins: Pl
     with both(tiny_gguf(variant), plugins) as (whole, divided):
         found, expected = (embeddings(model) for model in (divided, whole))
         np.testing.assert_array_equal(found, expected)
-
-
-def embeddings(model: Model) -> np.ndarray:
-    """Rows that pooling reads."""
-    pool, tokens = model.kv_pool("f32"), np.array(TOKENS[:20], np.int32)
-    with closing(KVSequence(pool, 64, model.program.rope_variant(64))) as sequence:
-        return evaluate(model.program_with, [Chunk(sequence, tokens.tolist(), n_last=20)], hidden=True)[0]
 
 
 @pytest.mark.parametrize("variant", ["gemma4", "gemma3n_shared", "mamba2", "rwkv7", "t5", "t5_fewer_decoders"])

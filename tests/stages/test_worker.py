@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import Model, load_model
-from llamacli.errors import InvalidRequestError, StageError
+from llamacli.engine.stages import StageBatch
+from llamacli.errors import InvalidRequestError, OutOfMemoryError, StageError
 from llamacli.hub.demo import demo_path
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
@@ -27,19 +29,24 @@ from llamacli.serve.models import ModelSource
 from llamacli.serve.requests import Failed, GenerationRequest, TextDelta, TokenLogprob
 from llamacli.serve.settings import EngineSettings
 from llamacli.stages import messages
-from llamacli.stages.frames import Connection
+from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import SpareList, StagedEngine, Workers
+from llamacli.stages.peers import Peers
 from llamacli.stages.worker import Worker, listen
+from llamacli.util.settings import SplitMode
 
 SECRET = b"a secret of the tests"
 TOKENS = [(7 * i + 3) % 90 for i in range(40)]
 
 
 @contextmanager
-def served(path: Path, plugins: Plugins) -> Iterator[tuple[str, int]]:
-    """Address of a worker on a thread."""
+def served(path: Path, plugins: Plugins, threads: int | None = None) -> Iterator[tuple[str, int]]:
+    """Address of a worker on a thread.
+
+    Nodes of one process that divide rows need different `threads`, as a team runs one program at a time.
+    """
     with listen(("127.0.0.1", 0)) as listener:
-        worker = Worker(path, SECRET, plugins=plugins)
+        worker = Worker(path, SECRET, threads=threads, plugins=plugins)
         thread = threading.Thread(target=worker.serve, args=(listener,))
         thread.start()
         try:
@@ -65,6 +72,77 @@ def test_workers_give_equal_bits(variant: str, tiny_gguf: TinyGguf, plugins: Plu
     with served(path, plugins) as one, load(path, plugins, one) as divided, load_model(path, plugins=plugins) as whole:
         found, expected = (model.generate([TOKENS], max_tokens=9)[0].text for model in (divided, whole))
         assert found == expected
+
+
+@pytest.mark.parametrize("variant", ["gqa", "mamba2", "t5"])
+def test_rows_of_products_give_equal_bits(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf(variant)
+    with (
+        served(path, plugins, threads=2) as one,
+        load(path, plugins, one, mode=SplitMode.ROW, threads=1) as divided,
+        load_model(path, plugins=plugins) as whole,
+    ):
+        found, expected = (model.generate([TOKENS], max_tokens=9)[0].text for model in (divided, whole))
+        assert found == expected
+
+
+def test_rows_on_three_nodes(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa", n_layer=3)
+    with (
+        served(path, plugins, threads=2) as one,
+        served(path, plugins, threads=3) as two,
+        load_model(path, plugins=plugins) as whole,
+    ):
+        for split in (None, [1, 1, 2]):  # the second caller comes when the first has left
+            with load(path, plugins, one, two, mode=SplitMode.ROW, threads=1, split=split) as divided:
+                np.testing.assert_array_equal(logits(divided), logits(whole))
+
+
+def test_rows_go_on_after_a_node_had_no_memory(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three nodes end the batch, and compute the next one."""
+    path, failing = tiny_gguf("gqa"), [OutOfMemoryError(5, 3)]
+
+    def batch_of(frame: Frame) -> Any:
+        if failing:
+            raise failing.pop()
+        return messages.batch_of(frame)
+
+    monkeypatch.setattr("llamacli.stages.nodes.batch_of", batch_of)
+    with (
+        served(path, plugins, threads=2) as one,
+        served(path, plugins, threads=3) as two,
+        load_model(path, plugins=plugins) as whole,
+        load(path, plugins, one, two, mode=SplitMode.ROW, threads=1) as divided,
+    ):
+        with pytest.raises(OutOfMemoryError) as raised:
+            logits(divided)
+        assert (raised.value.asked, raised.value.available) == (5, 3)
+        np.testing.assert_array_equal(logits(divided), logits(whole))
+
+
+def test_rows_go_on_after_an_interrupt(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_gguf("gqa")
+    with (
+        served(path, plugins, threads=2) as one,
+        load_model(path, plugins=plugins) as whole,
+        load(path, plugins, one, mode=SplitMode.ROW, threads=1) as divided,
+    ):
+        begin, interrupted = Peers.begin, threading.Event()
+
+        def interrupting(peers: Peers, batch: StageBatch) -> None:
+            begin(peers, batch)
+            signal.raise_signal(signal.SIGINT)
+            assert interrupted.wait(60)
+
+        interrupt = Peers.interrupt
+        with monkeypatch.context() as patch:
+            patch.setattr(Peers, "begin", interrupting)
+            patch.setattr(Peers, "interrupt", lambda peers: (interrupt(peers), interrupted.set()))
+            with pytest.raises(KeyboardInterrupt):
+                logits(divided)
+        np.testing.assert_array_equal(logits(divided), logits(whole))
 
 
 def test_three_nodes_in_the_shares_that_are_asked_for(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
@@ -239,15 +317,18 @@ def worker_process(path: Path, secret: Path) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", SplitMode)
 @pytest.mark.parametrize("with_spare", [True, False])
-def test_a_killed_worker_under_requests(with_spare: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_worker_under_requests(
+    with_spare: bool, mode: SplitMode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two processes: texts go on with a spare worker, or fail."""
     path, secret = demo_path(), tmp_path / "secret"
     secret.touch(0o600)
     secret.write_bytes(SECRET)
     (expected,) = served_answers(path, None, nothing)
     with worker_process(path, secret) as (process, address), worker_process(path, secret) as (_, spare):
-        workers = Workers((address,), SECRET, spares=(spare,) if with_spare else ())
+        workers = Workers((address,), SECRET, spares=(spare,) if with_spare else (), mode=mode)
         (found,) = served_answers(path, workers, process.kill)
     lost = [answer for answer in found if isinstance(answer, StageLostError)]
     assert all(answer in (expected[i], *lost) for i, answer in enumerate(found))
@@ -295,6 +376,14 @@ def ended(connection: Connection, number: int) -> None:
     connection.close()
 
 
+def another_part(connection: Connection, number: int) -> None:
+    connection.send("part", [np.zeros((1, 8), np.float32)], number=number)
+
+
+def failed(connection: Connection, number: int) -> None:
+    messages.send_error(connection, number, ValueError("a reason"))
+
+
 def silent(connection: Connection, number: int) -> None:
     """Send nothing."""
 
@@ -316,6 +405,15 @@ WRONG = [
 ]
 
 
+WRONG_ROWS = [
+    *(case for case in WRONG if case[0] not in (wrong_number, wrong_shape, slow)),
+    (slow, "a part of batch 1 is missing after"),
+    (wrong_number, "'result' of batch 2 instead of a part of 1"),
+    (another_part, r"it sent float32 \(1, 8\) instead of float32 \(40, "),
+    (failed, "ValueError: a reason"),
+]
+
+
 @contextmanager
 def answering(model: Model, misbehave: Misbehave) -> Iterator[tuple[str, int]]:
     """Address of a worker that behaves until a batch comes."""
@@ -329,8 +427,12 @@ def answering(model: Model, misbehave: Misbehave) -> Iterator[tuple[str, int]]:
         )
         connection.receive()
         connection.send("loaded")
+        frame = connection.receive()
+        if frame.kind == "join":
+            connection.send("joined")
+            frame = connection.receive()
         try:
-            misbehave(connection, connection.receive().number("number"))
+            misbehave(connection, frame.number("number"))
             done.wait(10)
         except StageError:
             pass  # the caller has ended it
@@ -348,20 +450,23 @@ def answering(model: Model, misbehave: Misbehave) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("misbehave", "message"), WRONG, ids=[wrong.__name__ for wrong, _ in WRONG])
+@pytest.mark.parametrize(
+    ("mode", "misbehave", "message"),
+    [(mode, *case) for mode, cases in ((SplitMode.LAYER, WRONG), (SplitMode.ROW, WRONG_ROWS)) for case in cases],
+)
 def test_workers_that_misbehave_give_typed_errors(
-    misbehave: Misbehave, message: str, tiny_gguf: TinyGguf, plugins: Plugins
+    mode: SplitMode, misbehave: Misbehave, message: str, tiny_gguf: TinyGguf, plugins: Plugins
 ) -> None:
     path = tiny_gguf("gqa")
     with (
         load_model(path, plugins=plugins) as whole,
         answering(whole, misbehave) as address,
-        load(path, plugins, address, silence_s=1, batch_s=2) as model,
+        load(path, plugins, address, mode=mode, silence_s=1, batch_s=2) as model,
         model.create_session(n_ctx=100) as session,
     ):
         with pytest.raises(StageError, match=message):
             session.eval(TOKENS)
         assert session.n_past == 0
-        if misbehave is not wrong_shape:
+        if misbehave not in (wrong_shape, failed):
             with pytest.raises(StageError, match=r"worker 127\.0\.0\.1"):
                 session.eval(TOKENS)

@@ -1,16 +1,21 @@
-"""Pipeline stages in this process."""
+"""Pipeline stages in this process, and results of a model to compare."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 
-from llamacli.engine import Engine, Program, QuantMode
+from llamacli import Model
+from llamacli.engine import Chunk, Engine, Program, QuantMode, evaluate
 from llamacli.engine.cutting import cut, cut_points
 from llamacli.engine.stages import Stage, StageBatch, StagedProgram, StageRunner
 from llamacli.graph import Graph
 from llamacli.kernels.kv_types.types import KVType
+from llamacli.kv import KVSequence
 from llamacli.loaders import ModelFile
+
+TOKENS = [(7 * i + 3) % 90 for i in range(70)]
 
 
 class LocalStage(Stage):
@@ -42,3 +47,24 @@ class LocalStages(Engine):
         graphs = cut(graph, places)
         first, *others = [self.engine().compile(part, file, mode) for part in graphs]
         return StagedProgram(graphs, first, [LocalStage(program, f"stage {i}") for i, program in enumerate(others, 1)])
+
+
+def results(model: Model) -> list[np.ndarray]:
+    """Logits of a prompt, of single tokens, and of a fork."""
+    found = []
+    with model.create_session(n_ctx=200) as session:
+        if model.program.has_encoder:
+            session.eval(model.encoder_inputs([5, 6, 7, 8, 9]))
+        found.append(session.eval(TOKENS[:40], all_logits=True))
+        with session.fork() as other:
+            found += [session.eval([token], all_logits=True) for token in TOKENS[40:44]]
+            found += [other.eval(TOKENS[50:], all_logits=True), other.eval([3], all_logits=True)]
+            found.append(session.eval(TOKENS[44:50], all_logits=True))
+    return found
+
+
+def embeddings(model: Model) -> np.ndarray:
+    """Rows that pooling reads."""
+    pool, tokens = model.kv_pool("f32"), np.array(TOKENS[:20], np.int32)
+    with closing(KVSequence(pool, 64, model.program.rope_variant(64))) as sequence:
+        return evaluate(model.program_with, [Chunk(sequence, tokens.tolist(), n_last=20)], hidden=True)[0]

@@ -10,6 +10,7 @@ import click
 from llamacli.cli.command import in_group
 from llamacli.cli.numbers import Form
 from llamacli.cli.options import PATH, option
+from llamacli.util.settings import SplitMode
 
 if TYPE_CHECKING:
     from llamacli.stages.link import Workers
@@ -27,7 +28,12 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "Several machines",
         option(
             "--workers", metavar="HOST:PORT,...", type=_ADDRESSES,
-            help="Divide the layers of the model among this process and workers, see `llamacli worker`.",
+            help="Divide the model among this process and workers, see `llamacli worker`.",
+        ),
+        option(
+            "-sm", "--split-mode", type=click.Choice([*SplitMode]),
+            help="What is divided: layers (layer, the default), for models that are too large and for many texts at "
+            "once, or the rows of matrix products (row), for the speed of one text.",
         ),
         option(
             "--spare-workers", metavar="HOST:PORT,...", type=_ADDRESSES,
@@ -36,7 +42,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--secret-file", type=PATH, help="File with the secret of the workers; only its owner may read it."),
         option(
             "-ts", "--tensor-split", metavar="N,...", type=_SHARES,
-            help="Shares of the layers, this process first. Default: by the memory and speed of each.",
+            help="Shares of the model, this process first. Default: by the memory and speed of each.",
         ),
     )(command)  # fmt: skip
 
@@ -46,22 +52,24 @@ def pop_workers(given: dict[str, Any], *unsupported: str) -> Workers | None:
 
     Raises UsageError for options that do not go together, such as one of those `unsupported` with workers; OSError.
     """
-    names = "workers", "spare_workers", "secret_file", "tensor_split"
-    addresses, spares, secret_file, split = (given.pop(name) for name in names)
-    if all(value is None for value in (addresses, spares, secret_file, split)):
+    names = "workers", "spare_workers", "secret_file", "tensor_split", "split_mode"
+    addresses, spares, secret_file, split, mode = found = [given.pop(name) for name in names]
+    if not any(value is not None for value in found):
         return None
     from llamacli.stages.frames import address_of, read_secret
     from llamacli.stages.link import Workers
 
     secret = None if secret_file is None else read_secret(secret_file)
     if addresses is None:
-        raise click.UsageError("--secret-file, --spare-workers and --tensor-split need --workers HOST:PORT.")
+        raise click.UsageError(
+            "--secret-file, --spare-workers, --split-mode and --tensor-split need --workers HOST:PORT."
+        )
     if secret is None:
         raise click.UsageError("--workers needs --secret-file FILE.")
     expect_alone(given, "workers", *unsupported)
     shares = None if split is None else tuple(map(float, split.split(",")))
     first, others = (tuple(map(address_of, text.split(","))) if text else () for text in (addresses, spares))
-    return Workers(first, secret, shares, others)
+    return Workers(first, secret, shares, others, SplitMode(mode or SplitMode.LAYER))
 
 
 def expect_alone(given: dict[str, Any], flag: str, *unsupported: str) -> None:

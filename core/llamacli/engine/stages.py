@@ -8,6 +8,7 @@ forks, rewinds and evictions need no messages of their own.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import threading
 import weakref
@@ -277,41 +278,33 @@ def _expect(holds: bool, fault: str) -> None:
         raise StageError(f"a batch does not fit the stage: {fault}")
 
 
-class StagedProgram:
-    """Program whose first stage is here; see `llamacli.engine.base.Program`.
+class DividedProgram(abc.ABC):
+    """Program of a model on several machines.
 
-    Batches may be in flight in as many stages as there are: `submit` returns when the first stage has computed its
-    part. `replaced` gives stages in place of these, of which one is lost.
+    See `llamacli.engine.base.Program`. The `first` part is here. `replaced` gives stages in place of these, of which
+    one is lost.
     """
 
     prompts = Prompts.REGISTERS
 
     def __init__(
         self,
-        graphs: Sequence[StageGraph],
+        graph: StageGraph,
         first: Program,
         stages: Sequence[Stage],
         replaced: Callable[[Sequence[Stage]], Sequence[Stage]] | None = None,
     ):
-        graph = graphs[0].whole
-        self.graph = graph.with_ops(graph.ops)
+        whole = graph.whole
+        self.graph = whole.with_ops(whole.ops)
         self.graph.held = first.graph.held
         self.first, self.stages, self._replaced = first, list(stages), replaced
         self.timings = first.timings
-        self.states: Sequence[KVSpec] = graph.states
-        self.recurrent: Sequence[RecurrentSpec] = graph.recurrent
-        self.max_positions, self.needs_whole_input = graph.max_positions, graph.needs_whole_input
-        self.has_encoder, self.has_hidden = graph.n_encoder > 0, graph.hidden is not None
-        self._shifts = ShiftPlan(graph.ops, _no_weight)
-        self._n_vocab = graph.ops[-1].out.width
-        self._widths = [[one.received_by(encodes=encodes) for encodes in (False, True)] for one in graphs[1:]]
-        self._lock = threading.Lock()
+        self.states: Sequence[KVSpec] = whole.states
+        self.recurrent: Sequence[RecurrentSpec] = whole.recurrent
+        self.max_positions, self.needs_whole_input = whole.max_positions, whole.needs_whole_input
+        self.has_encoder, self.has_hidden = whole.n_encoder > 0, whole.hidden is not None
+        self._shifts = ShiftPlan(whole.ops, _no_weight)
         self._finalizer = weakref.finalize(self, _close, self.stages)
-
-    @property
-    def n_stages(self) -> int:
-        """Number of stages, the first one included."""
-        return 1 + len(self.stages)
 
     @property
     def is_whole(self) -> bool:
@@ -349,17 +342,23 @@ class StagedProgram:
         """Raise InvalidRequestError: a head would need weights of the last stage."""
         raise InvalidRequestError("a model on several machines runs no multi-token-prediction head")
 
+    @abc.abstractmethod
+    def results(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], result: str
+    ) -> list[Floats]:
+        """Compute a batch: one array of RESULTS, or two for `both`."""
+
     def forward(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], *, hidden: bool = False
     ) -> Floats:
         """See `llamacli.engine.base.Program.forward`."""
-        return self.submit(tokens, spans, n_last, "hidden" if hidden else "logits").result()[0]
+        return self.results(tokens, spans, n_last, "hidden" if hidden else "logits")[0]
 
     def forward_with_hidden(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int]
     ) -> tuple[Floats, Floats]:
         """See `llamacli.engine.base.Program.forward_with_hidden`."""
-        logits, hidden = self.submit(tokens, spans, n_last, "both").result()
+        logits, hidden = self.results(tokens, spans, n_last, "both")
         return logits, hidden
 
     def forward_in_pieces(
@@ -370,17 +369,53 @@ class StagedProgram:
         yield
         return rows
 
+    def batch_of(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], result: str
+    ) -> StageBatch:
+        """Batch for the other machines, with changes of pages."""
+        log = spans[0].sequence.pool.log
+        assert log is not None
+        changes = [log.popleft() for _ in range(len(log))]
+        return StageBatch.of(tokens, spans, n_last, result, np.array(changes, np.int64).reshape(-1, 5))
+
+
+class StagedProgram(DividedProgram):
+    """Program whose first stage is here.
+
+    Batches may be in flight in as many stages as there are: `submit` returns when the first stage has computed its
+    part.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[StageGraph],
+        first: Program,
+        stages: Sequence[Stage],
+        replaced: Callable[[Sequence[Stage]], Sequence[Stage]] | None = None,
+    ):
+        super().__init__(graphs[0], first, stages, replaced)
+        self._n_vocab = self.graph.ops[-1].out.width
+        self._widths = [[one.received_by(encodes=encodes) for encodes in (False, True)] for one in graphs[1:]]
+        self._lock = threading.Lock()
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages, the first one included."""
+        return 1 + len(self.stages)
+
+    def results(
+        self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], result: str
+    ) -> list[Floats]:
+        """See DividedProgram."""
+        return self.submit(tokens, spans, n_last, result).result()
+
     def submit(
         self, tokens: npt.NDArray[np.int32], spans: Sequence[Span], n_last: Sequence[int], result: str
     ) -> Future[list[Floats]]:
         """Compute a batch in the first stage, begin it in the next."""
-        pool = spans[0].sequence.pool
-        assert pool.log is not None
         with self._lock:
             rows = self.first.forward(tokens, spans, [span.n for span in spans])
-            changes = [pool.log.popleft() for _ in range(len(pool.log))]
-            log = np.array(changes, np.int64).reshape(-1, 5)
-            batch = StageBatch.of(tokens, spans, n_last, result, log)
+            batch = self.batch_of(tokens, spans, n_last, result)
             done: Future[list[Floats]] = Future()
             self._start(tuple(self.stages), 0, batch, rows, done)
         return done

@@ -18,6 +18,7 @@ from llamacli.kv import N_BATCH
 from llamacli.ops import activations
 from llamacli.ops.activations import Activation, Formula, checked_activation, formula_of
 from llamacli.ops.base import MakeParam, Op, Recorder, expect, param_of
+from llamacli.ops.exchange import Gather
 from llamacli.ops.lanewise import lower_lanewise, on_arrays
 from llamacli.ops.linear import linear, low_rank_product, lower_linear, lower_low_rank, product
 from llamacli.ops.lowering import HostRows, Lowering, Slot, f32
@@ -140,6 +141,8 @@ class MoE(Op):
     out = sum of w(e) * down_e(activation(gate_e x, up_e x)) over the chosen experts e, or, with `weigh_input`, sum of
     down_e(activation(gate_e w(e) x, up_e w(e) x)). Without gate, activation(up_e x). Each of gate, up and down is
     scale(e) * (weight(e) x) + bias(e); the scale of `down` multiplies its bias as well, unless the input is weighed.
+    With `gather`, gate and up are rows of the matrices, and so is down, which reads the results
+    of the others on all nodes.
     """
 
     x: Value
@@ -150,6 +153,7 @@ class MoE(Op):
     routing: Routing
     activation: Activation | Formula
     weigh_input: bool
+    gather: Gather | None = None
 
     def tensors(self) -> list[Tensor]:
         experts = filter(None, (self.gate, self.up, self.down))
@@ -190,6 +194,7 @@ class MoE(Op):
                 up = apply(self.up, e, row)
                 inputs = [apply(self.gate, e, row), up] if self.gate else [up]
                 hidden = on_arrays(formula_of(self.activation), *inputs)
+                hidden = self.gather.whole(hidden).astype(np.float64) if self.gather else hidden
                 if self.weigh_input:
                     out[i] += apply(self.down, e, hidden)[0]
                 else:
@@ -244,6 +249,7 @@ class MoE(Op):
         out = f32(self.out)
         hidden, down = (scratch(name, "f32", width, n_used) for name, width in (("hidden", n_ff), ("down", out.width)))
         lower_lanewise(to, "gated" if self.gate else "map", formula_of(self.activation), products, hidden)
+        hidden = self._gather_hidden(to, hidden, starts) if self.gather else hidden
         ones = to.shared(("ones", n_used), lambda: to.memory(np.ones((N_BATCH, n_used), np.float32)))
         if self.weigh_input:
             self._project(to, hidden, self.down, down, starts)
@@ -276,6 +282,17 @@ class MoE(Op):
 
         if stacks:
             to.host_step(fetch, [starts], [])
+
+    def _gather_hidden(self, to: Lowering, own: Slot, starts: Slot) -> Slot:
+        gather, whole = self.gather, Slot((self, "whole"), "f32", self.down.weight.shape[-1], own.slots)
+        assert gather is not None
+
+        def exchange(_: HostRows, at: Callable[[Slot], Array]) -> None:
+            n = int(at(starts).reshape(-1)[starts.width - 1])
+            gather.into(at(whole)[:n], at(own)[:n, : own.width])
+
+        to.host_step(exchange, [own, starts], [whole])
+        return whole
 
     def _weigh(self, to: Lowering, x: Slot, target: Slot, slots: Slot, weights: Slot) -> None:
         from llamacli.kernels import experts

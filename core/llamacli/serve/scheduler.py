@@ -25,7 +25,7 @@ from llamacli.chat.logprobs import token_logprob
 from llamacli.engine.adapters import Adapter, Adapters, key_of
 from llamacli.engine.batching import Chunk, Logits, evaluate_each
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.engine.stages import StagedProgram
+from llamacli.engine.stages import DividedProgram
 from llamacli.errors import FileChangedError, MediaError, OutOfMemoryError, StageError
 from llamacli.generation.costs import StepCost
 from llamacli.generation.drafting import hidden_taker
@@ -319,7 +319,7 @@ class Scheduler:
         A request that has lost as many as MAX_LOST fails: it may be the reason. Raises the error where nothing can be
         replaced.
         """
-        if not isinstance(self.model.program, StagedProgram):
+        if not isinstance(self.model.program, DividedProgram):
             raise error
         self._ready.clear()
         for request in {sequence.request.message.id: sequence.request for sequence in self.running.sequences}.values():

@@ -9,6 +9,7 @@ A frame is its lengths, a JSON object, the bytes of its arrays, and the MAC. All
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -19,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ _NONCE, _MAC = 32, 16
 _LENGTHS = struct.Struct("<IQ")
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<f4", "<i4", "<i8")}
 _POLL_S = 0.5
+_KEPT = 256
+"""Headers that are kept: nodes that divide rows send equal ones many times a batch."""
+
 _LARGE = 1 << 16
 """Bytes of a body from which on the MAC is not joined to it, which would copy it."""
 
@@ -69,6 +73,12 @@ def address_of(text: str) -> tuple[str, int]:
     if not colon or not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InvalidRequestError(f"{text!r} is not an address such as node2:7070")
     return host.strip("[]"), int(port)
+
+
+def text_of(address: tuple[str, int]) -> str:
+    """HOST:PORT, the inverse of `address_of`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @attrs.frozen
@@ -115,6 +125,7 @@ class Connection:
         self._own, self._other = (b"worker", b"caller") if is_server else (b"caller", b"worker")
         self._n_sent = self._n_received = 0
         self._sending = threading.Lock()
+        self._buffer, self._first, self._last = memoryview(bytearray(_LARGE)), 0, 0
         self.heard_at = time.monotonic()
 
     @classmethod
@@ -168,18 +179,21 @@ class Connection:
         Raises StageError if the connection is lost or the frame too large.
         """
         made = [np.ascontiguousarray(array) for array in arrays]
-        described = [[array.dtype.str, list(array.shape)] for array in made]
-        header = json.dumps({"kind": kind, "arrays": described, **fields}).encode()
+        described = tuple((array.dtype.str, array.shape) for array in made)
+        header = _encoded(kind, described, fields) if kind != "part" else _encoded_part(described, **fields)
         n_body = sum(array.nbytes for array in made)
         if len(header) > MAX_HEADER or n_body > MAX_BODY:
             raise StageError(f"{self.peer}: a frame of {len(header)} and {n_body} bytes is too large")
         data = b"".join([_LENGTHS.pack(len(header), n_body), header, *(array.tobytes() for array in made)])
-        with self._sending, _named(self.peer):
-            mac = self._mac(self._own, self._n_sent, [data])
-            self._n_sent += 1
-            self._socket.sendall(data + mac if n_body < _LARGE else data)
-            if n_body >= _LARGE:
-                self._socket.sendall(mac)
+        with self._sending:
+            try:
+                mac = self._mac(self._own, self._n_sent, [data])
+                self._n_sent += 1
+                self._socket.sendall(data + mac if n_body < _LARGE else data)
+                if n_body >= _LARGE:
+                    self._socket.sendall(mac)
+            except (OSError, ValueError) as error:
+                raise _of_socket(error, self.peer) from None
 
     def receive(self, check: Callable[[], None] = lambda: None) -> Frame:
         """Receive a frame.
@@ -187,32 +201,52 @@ class Connection:
         `check` is called now and then while nothing comes, and raises what ends the wait. Raises StageError for a
         connection that is lost and a frame that is malformed, too large or not the next one.
         """
-        with _named(self.peer):
+        try:
             lengths = self._read(_LENGTHS.size, check)
             n_header, n_body = _LENGTHS.unpack(lengths)
             if n_header > MAX_HEADER or n_body > MAX_BODY:
                 raise StageError(f"a frame of {n_header} and {n_body} bytes is too large")
-            header, body = self._read(n_header, check), self._read(n_body, check)
-            mac = self._read(_MAC, check)
-            expected = self._mac(self._other, self._n_received, [lengths, header, body])
-            if not hmac.compare_digest(mac, expected):
+            data = memoryview(self._read(n_header + n_body + _MAC, check))
+            expected = self._mac(self._other, self._n_received, [lengths, data[:-_MAC]])
+            if not hmac.compare_digest(data[-_MAC:], expected):
                 raise StageError("a frame was changed, or is not the next one")
             self._n_received += 1
-            return _parsed(bytes(header), body)
+            return _parsed(bytes(data[:n_header]), data[n_header:-_MAC])
+        except (StageError, OSError, ValueError) as error:
+            raise _of_socket(error, self.peer) from None
+
+    def expect_open(self) -> None:
+        """Raise StageError once the other end has closed the connection.
+
+        All that it sent before is read first.
+        """
+        with _named(self.peer):
+            is_ended = self._first == self._last and _readable(self._socket, 0)
+            if is_ended and not self._socket.recv(1, socket.MSG_PEEK):
+                raise StageError("the connection was closed")
 
     def _read(self, n: int, check: Callable[[], None]) -> bytearray:
+        """Next bytes; short frames come with one call of the system."""
         data = bytearray(n)
         unread = memoryview(data)
-        while unread:
+        while True:
+            at = min(len(unread), self._last - self._first)
+            unread[:at] = self._buffer[self._first : self._first + at]
+            self._first, unread = self._first + at, unread[at:]
+            if not unread:
+                return data
             check()
             if not _readable(self._socket, _POLL_S):
                 continue
-            got = self._socket.recv_into(unread)
+            is_long = len(unread) >= len(self._buffer)
+            got = self._socket.recv_into(unread if is_long else self._buffer)
             if not got:
                 raise StageError("the connection was closed")
             self.heard_at = time.monotonic()
-            unread = unread[got:]
-        return data
+            if is_long:
+                unread = unread[got:]
+            else:
+                self._first, self._last = 0, got
 
     def _mac(self, sender: bytes, number: int, parts: Sequence[Any]) -> bytes:
         digest = hashlib.blake2b(sender + number.to_bytes(8, "little"), digest_size=_MAC, key=self._key)
@@ -227,7 +261,19 @@ class Connection:
         self._socket.close()
 
 
-def _parsed(header: bytes, body: bytearray) -> Frame:
+def _encoded(kind: str, described: tuple[Any, ...], fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"kind": kind, "arrays": described, **fields}).encode()
+
+
+_encoded_part = functools.lru_cache(_KEPT)(lambda described, number: _encoded("part", described, {"number": number}))
+
+
+@functools.lru_cache(_KEPT)
+def _decoded(header: bytes) -> tuple[dict[str, Any], str, list[tuple[np.dtype[Any], list[int]]], list[int]]:
+    """Fields, kind, and types, shapes and sizes of the arrays.
+
+    None of them may be changed.
+    """
     try:
         fields = json.loads(header)
         kind, described = fields.pop("kind"), fields.pop("arrays")
@@ -236,7 +282,11 @@ def _parsed(header: bytes, body: bytearray) -> Frame:
         raise StageError(f"a frame is malformed: {type(error).__name__}: {error}") from None
     if not isinstance(kind, str) or any(n < 0 or n > MAX_BODY for _, shape in shapes for n in shape):
         raise StageError(f"a frame is malformed: {kind!r} of arrays {described}")
-    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
+    return fields, kind, shapes, [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
+
+
+def _parsed(header: bytes, body: memoryview) -> Frame:
+    fields, kind, shapes, sizes = _decoded(header)
     if sum(sizes) != len(body):
         raise StageError(f"a frame is malformed: its arrays have {sum(sizes)} bytes, and it has {len(body)}")
     arrays, at = [], 0
@@ -282,9 +332,14 @@ def _named(peer: str) -> Any:
     """Convert errors of a socket to StageError, which names the other end."""
     try:
         yield
-    except StageError as error:
-        raise StageError(str(error) if str(error).startswith(peer) else f"{peer}: {error}") from None
-    except TimeoutError:
-        raise StageError(f"{peer}: it does not answer") from None
-    except (OSError, ValueError) as error:
-        raise StageError(f"{peer}: the connection is lost: {error}") from None
+    except (StageError, OSError, ValueError) as error:
+        raise _of_socket(error, peer) from None
+
+
+def _of_socket(error: Exception, peer: str) -> StageError:
+    """Error that names the other end."""
+    if isinstance(error, StageError):
+        return StageError(str(error) if str(error).startswith(peer) else f"{peer}: {error}")
+    return StageError(
+        f"{peer}: it does not answer" if isinstance(error, TimeoutError) else f"{peer}: the connection is lost: {error}"
+    )

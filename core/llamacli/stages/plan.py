@@ -1,4 +1,4 @@
-"""Division of layers among nodes, by their memory and speed."""
+"""Division of layers or rows among nodes, by memory and speed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from llamacli.engine.cutting import cut_points
-from llamacli.errors import InvalidRequestError
+from llamacli.engine.cutting import StageGraph, cut, cut_points
+from llamacli.engine.rows import divided_tensors, rows_of
+from llamacli.errors import InvalidRequestError, StageError
 from llamacli.graph import Graph
 from llamacli.loaders import ModelFile
 from llamacli.ops.embed import Embed
+from llamacli.ops.exchange import Exchange
+from llamacli.util.settings import SplitMode
 
 _SAMPLE_BYTES = 32 << 20
 _SAMPLE_S = 0.05
@@ -32,6 +35,29 @@ class Node:
     name: str
     free: int
     speed: float
+
+
+@attrs.frozen
+class Division:
+    """Division of a graph: places to cut at, or shares of rows."""
+
+    mode: SplitMode
+    numbers: tuple[int, ...]
+
+    def part(self, graph: Graph, number: int, exchange: Exchange) -> StageGraph:
+        """Graph of a node, of which the caller is 0.
+
+        Raises StageError for a number beyond the nodes.
+        """
+        n_nodes = len(self.numbers) + (self.mode is SplitMode.LAYER)
+        if not 0 <= number < n_nodes:
+            raise StageError(f"node {number} is none of {n_nodes}")
+        if self.mode is SplitMode.LAYER:
+            return cut(graph, self.numbers)[number]
+        return rows_of(graph, self.numbers, number, exchange)
+
+    def __str__(self) -> str:
+        return f"{self.mode.value} {list(self.numbers)}"
 
 
 @attrs.frozen
@@ -91,6 +117,43 @@ def divide(pieces: Sequence[Piece], nodes: Sequence[Node], shares: Sequence[floa
         free = ", ".join(f"{node.name} {node.free}" for node in nodes)
         raise InvalidRequestError(f"the weights, {stored[-1]} bytes, cannot be divided among what is free: {free}")
     return [pieces[first].place for first in firsts[1:]]
+
+
+def shares_of(graph: Graph, file: ModelFile, nodes: Sequence[Node], shares: Sequence[float] | None = None) -> list[int]:
+    """Shares of rows, for nodes that are done at the same time.
+
+    They are thousandths. A node with too little memory gets as many as fit. With `shares`, they are in proportion to
+    these instead, whatever is free. Raises InvalidRequestError if no division fits.
+    """
+    parts = {tensor.name for tensor in divided_tensors(graph, len(nodes))}
+    tables = {tensor.name for op in graph.ops if isinstance(op, Embed) for tensor in op.tensors()}
+    whole = {tensor.name for op in graph.ops for tensor in op.tensors()} - parts - tables
+    divided, copied, looked_up = (sum(file.tensors[name].n_bytes for name in names) for names in (parts, whole, tables))
+    if shares is None:
+        room = [
+            max(0.0, node.free - copied - (0 if i else looked_up)) / max(1, divided) for i, node in enumerate(nodes)
+        ]
+        if sum(room) < 1:
+            free = ", ".join(f"{node.name} {node.free}" for node in nodes)
+            raise InvalidRequestError(
+                f"the weights, {divided} bytes, {copied} on each node and {looked_up} here, cannot be divided among "
+                f"what is free: {free}"
+            )
+        shares = _filled([node.speed for node in nodes], room)
+    return [max(1, round(1000 * share / sum(shares))) for share in shares]
+
+
+def _filled(speeds: Sequence[float], room: Sequence[float]) -> list[float]:
+    """Shares in proportion to speeds, none larger than its room."""
+    full: set[int] = set()
+    while True:
+        left = 1 - sum(room[i] for i in full)
+        others = sum(speed for i, speed in enumerate(speeds) if i not in full)
+        found = [room[i] if i in full else left * speed / others for i, speed in enumerate(speeds)]
+        over = {i for i, share in enumerate(found) if share > room[i]}
+        if not over:
+            return found
+        full |= over
 
 
 def read_speed(n_threads: int) -> float:

@@ -1,4 +1,4 @@
-"""Worker: the server of a pipeline stage."""
+"""Worker: the server of a part of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine import Program, QuantMode
-from llamacli.engine.cutting import cut
 from llamacli.engine.stages import StageRunner
 from llamacli.errors import InvalidRequestError, LlamaCliError, StageError
 from llamacli.graph import Graph
@@ -25,8 +24,10 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import stage_engine
 from llamacli.stages.messages import BEAT_S, batch_of, digest_of, kv_type_of, send_error, version
-from llamacli.stages.plan import read_speed
-from llamacli.util.settings import LoadMode
+from llamacli.stages.nodes import Arrivals, run_rows
+from llamacli.stages.peers import Peers
+from llamacli.stages.plan import Division, read_speed
+from llamacli.util.settings import LoadMode, SplitMode
 from llamacli.util.system import available_memory
 
 _GREETING_S = 5.0
@@ -43,34 +44,42 @@ _log = logging.getLogger(__name__)
 
 
 class _StageOf:
-    """Engine of the stage that a caller asks for.
+    """Engine of the part that a caller asks for.
 
-    Both must have traced the same graph. `n_bytes` are those of its tensors.
+    Both must have traced the same graph. `n_bytes`: size of its tensors. `peers` exchange columns with other nodes.
     """
 
-    def __init__(self, request: Frame, mode: QuantMode, model_id: str, threads: int | None, load: LoadMode):
-        self._request, self._mode, self._id = request, mode, model_id
-        self._threads, self._load = threads, load
+    def __init__(self, request: Frame, model_id: str, threads: int | None, load: LoadMode):
+        mode, self.number = request.text("split"), request.number("number")
+        if mode not in tuple(SplitMode):
+            raise StageError(f"a model is divided by {', '.join(SplitMode)}, not by {mode!r}")
+        self._division = Division(SplitMode(mode), tuple(request.numbers("numbers")))
+        if self.number == 0 or min(self._division.numbers, default=0) < 1:
+            raise StageError(f"{self._division} has no part {self.number} of a worker")
+        self._graph, self._id, self._threads, self._load = request.text("graph"), model_id, threads, load
+        self.peers = Peers(self.number)
         self.n_bytes = 0
 
+    @property
+    def has_peers(self) -> bool:
+        """True if rows of products are divided."""
+        return self._division.mode is SplitMode.ROW
+
     def compile(self, graph: Graph, file: ModelFile, mode: QuantMode) -> Program:
-        request, file = self._request, unwatched(file)
-        if request.text("graph") != digest_of(graph):
+        file = unwatched(file)
+        if self._graph != digest_of(graph):
             raise StageError("the plugins of the two processes record different forward passes")
-        places, number = request.numbers("places"), request.number("number")
-        stages = cut(graph, places)
-        if not 0 < number < len(stages):
-            raise StageError(f"stage {number} of {len(stages)} is none of a worker")
-        names = {tensor.name for op in stages[number].ops for tensor in op.tensors()}
+        part = self._division.part(graph, self.number, self.peers)
+        names = {tensor.name for op in part.ops for tensor in op.tensors()}
         self.n_bytes = sum(file.tensors[name].n_bytes for name in names)
-        engine = stage_engine(stages[number], file, self._id, mode, places, number, self._threads, self._load)
-        return engine.compile(stages[number], file, mode)
+        engine = stage_engine(part, file, self._id, mode, self._division, self.number, self._threads, self._load)
+        return engine.compile(part, file, mode)
 
 
 class Worker:
-    """Server of a pipeline stage, for one caller at a time.
+    """Server of a model's part, for one caller at a time.
 
-    `path` is the model's file, the same as the caller's. The stage that was loaded last stays loaded.
+    `path` is the model's file, the same as the caller's. The part that was loaded last stays loaded.
     """
 
     def __init__(
@@ -89,9 +98,10 @@ class Worker:
         self._speed = int(read_speed(self._threads))
         self._serving = threading.Lock()
         self._model: Model | None = None
+        self._part: _StageOf | None = None
         self._loaded: object = None
-        self._held = 0  # bytes that loading another stage would free
         self._connections: set[Connection] = set()
+        self._arrivals = Arrivals()
 
     def serve(self, listener: socket.socket) -> None:
         """Serve callers until the listening socket is closed."""
@@ -115,17 +125,19 @@ class Worker:
             return
         self._connections.add(connection)
         try:
-            self._serve_one(connection)
+            frame = connection.receive()
+            if frame.kind == "peer":
+                self._arrivals.put(frame, connection)
+                return
+            self._serve_one(connection, frame)
         except LlamaCliError as error:
             _log.info("%s", error)
         except Exception:
             _log.exception("%s: the stage failed", peer)
-        finally:
-            connection.close()
-            self._connections.discard(connection)
+        connection.close()
+        self._connections.discard(connection)
 
-    def _serve_one(self, connection: Connection) -> None:
-        frame = connection.receive()
+    def _serve_one(self, connection: Connection, frame: Frame) -> None:
         if frame.kind != "hello":
             raise StageError(f"{connection.peer}: it began with {frame.kind!r}")
         if not self._serving.acquire(timeout=_TURN_S):
@@ -133,13 +145,20 @@ class Worker:
             return
         try:
             memory = available_memory() or 1 << 62
-            memory += self._held
+            memory += self._part.n_bytes if self._part else 0  # which loading another part would free
             connection.send("info", version=version(), identity=self._identity, memory=memory, speed=self._speed)
             with _Beats(connection):
                 runner = self._load_stage(connection, connection.receive())
                 connection.send("loaded")
                 _log.info("%s: stage loaded", connection.peer)
-                _run_batches(connection, runner)
+                part = self._part
+                if part is not None and part.has_peers:
+                    with self._arrivals.joined(connection, self._secret, part.number) as ends:
+                        part.peers.connect(ends)
+                        connection.send("joined")
+                        run_rows(connection, runner, part.peers)
+                else:
+                    _run_batches(connection, runner)
         finally:
             self._serving.release()
 
@@ -157,10 +176,10 @@ class Worker:
             if self._model is None or self._loaded != wanted:
                 if self._model is not None:
                     self._model.close()
-                    self._model, self._held = None, 0
-                engine = _StageOf(request, mode, self._identity, self._threads, self._load)
-                self._model, self._loaded = load_model(self._path, mode, plugins=self._plugins, engine=engine), wanted
-                self._held = engine.n_bytes
+                    self._model = self._part = None
+                part = _StageOf(request, self._identity, self._threads, self._load)
+                self._model, self._loaded = load_model(self._path, mode, plugins=self._plugins, engine=part), wanted
+                self._part = part
             return StageRunner(self._model.program)
         except Exception as error:
             send_error(connection, 0, error)

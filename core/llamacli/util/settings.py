@@ -38,6 +38,16 @@ class LoadMode(enum.StrEnum):
     MAP = "map"
 
 
+class SplitMode(enum.StrEnum):
+    """Ways in which a model is divided among machines.
+
+    `layer`: layers (pipeline parallelism); `row`: rows of each matrix product (tensor parallelism).
+    """
+
+    LAYER = "layer"
+    ROW = "row"
+
+
 class Prompts(enum.StrEnum):
     """Ways of prompts through matrix products.
 
