@@ -9,7 +9,8 @@ second of one text's generation and of a prompt: as such, to the process alone, 
 layers is: generation as fast as alone, as one text is in one stage at a time, and a prompt twice as fast, less the time
 in which the pipeline fills; that of rows: twice as fast. Both processes read the same memory. Then simulates links of
 1 and 10 Gbit/s and 2 to 8 nodes, of one thread each, from the processor time of the process alone: layers divided
-(pipeline parallelism), and rows of each product divided (all-gather: each node sends its part of a vector to all others, four times a layer and once for the logits; no sums are divided).
+(pipeline parallelism), and rows of each product divided (all-gather: each node sends its part of a vector to all
+others, four times a layer and once for the logits; no sums are divided).
 `--json` writes the simulated rows as benchmarks/results has them, with what was measured as the note.
 """
 
