@@ -4,12 +4,13 @@
     python benchmarks/pipeline.py FILE.gguf [--tokens 32] [--prompt 1024] [--turns 3] [--json OUT.json]
 
 One process alone, with one thread, and this model divided in equal shares among a caller and a `llamacli worker` on the
-loopback take turns. Prints memory (the peak of each, beside that of the process alone), tokens a second of generation,
-which one text cannot have in several stages at once, and of a prompt, whose batches are in both stages: of the process
-alone, divided, and in units of the bound (generation: as fast as alone; prompt: twice as fast, less the time in which
-the pipeline fills). Then simulates links of 1 and 10 Gbit/s and 2 to 8 nodes, of one thread each, from the processor
-time of the process alone: layers divided (pipeline parallelism), and rows of each product divided (all-gather: each
-node sends its part of a vector to all others, four times a layer and once for the logits; no sums are divided).
+loopback, by layers and by rows, take turns. Prints memory (the peak of each, beside the process alone), and tokens a
+second of one text's generation and of a prompt: as such, to the process alone, and in units of the bound. The bound of
+layers is: generation as fast as alone, as one text is in one stage at a time, and a prompt twice as fast, less the time
+in which the pipeline fills; that of rows: twice as fast. Both processes read the same memory. Then simulates links of
+1 and 10 Gbit/s and 2 to 8 nodes, of one thread each, from the processor time of the process alone: layers divided
+(pipeline parallelism), and rows of each product divided (all-gather: each node sends its part of a vector to all
+others, four times a layer and once for the logits; no sums are divided).
 `--json` writes the simulated rows as benchmarks/results has them, with what was measured as the note.
 """
 
@@ -34,6 +35,7 @@ N_BATCH = 512
 N_PROMPT = 4096
 """Tokens of a simulated prompt."""
 
+ALONE, LAYER, ROW = MODES = "alone", "layer", "row"
 WHAT = ("one text", "a text for each node", "prompt")
 SPEEDS = {"generation cpu": "text", "prompt cpu": "prompt"}
 
@@ -41,14 +43,17 @@ LATENCY_S = 1e-4
 """Time of a message in a network of one building, one way."""
 
 
-def measure(path: Path, n_prompt: int, n_tokens: int, address: str) -> dict[str, float]:
+def measure(path: Path, n_prompt: int, n_tokens: int, mode: str, address: str) -> dict[str, float]:
     """Speeds and peak of this process, alone or with a worker."""
     from llamacli import load_model
     from llamacli.stages.frames import address_of
     from llamacli.stages.link import StagedEngine
+    from llamacli.util.settings import SplitMode
     from llamacli.util.system import peak_rss
 
-    engine = StagedEngine([address_of(address)], SECRET, threads=1, split=[1, 1]) if address else None
+    engine = None
+    if address:
+        engine = StagedEngine([address_of(address)], SECRET, mode=SplitMode(mode), threads=1, split=[1, 1])
     prompt = [100 + (i * 31) % 5000 for i in range(n_prompt)]
     with (
         load_model(path, threads=1, engine=engine) as model,
@@ -83,11 +88,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def run(path: Path, given: argparse.Namespace, *, divided: bool) -> dict[str, float]:
-    """Measure in processes of their own."""
+def run(path: Path, given: argparse.Namespace, mode: str) -> dict[str, float]:
+    """Measure in processes of their own: alone, or divided in a mode."""
     worker, address = None, ""
     with tempfile.TemporaryDirectory() as folder:
-        if divided:
+        if mode != ALONE:
             secret = Path(folder, "secret")
             secret.touch(0o600)
             secret.write_bytes(SECRET)
@@ -98,7 +103,16 @@ def run(path: Path, given: argparse.Namespace, *, divided: bool) -> dict[str, fl
                 assert worker.poll() is None, "the worker has ended"
             address = found[1]
         try:
-            command = [sys.executable, __file__, "--child", str(path), str(given.prompt), str(given.tokens), address]
+            command = [
+                sys.executable,
+                __file__,
+                "--child",
+                str(path),
+                str(given.prompt),
+                str(given.tokens),
+                mode,
+                address,
+            ]
             result: dict[str, float] = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
             if worker is not None:
                 status = Path(f"/proc/{worker.pid}/status").read_text()
@@ -142,26 +156,28 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    turns = [(run(given.file, given, divided=False), run(given.file, given, divided=True)) for _ in range(given.turns)]
+    turns = [{mode: run(given.file, given, mode) for mode in MODES} for _ in range(given.turns)]
 
-    def median(which: int, name: str) -> float:
-        return statistics.median(turn[which][name] for turn in turns)
+    def median(mode: str, name: str) -> float:
+        return statistics.median(turn[mode][name] for turn in turns)
 
-    peaks = median(1, "peak"), median(1, "worker peak")
-    share = ", ".join(f"{peak / median(0, 'peak'):.2f}" for peak in peaks)
-    print(f"peak of memory: alone {median(0, 'peak') / 1e6:.0f} MB; caller and worker {share} of it")
     n_batches = -(-given.prompt // N_BATCH)
-    bounds = {"generation": 1.0, "prompt": 2 * n_batches / (n_batches + 1)}
-    found: dict[str, Any] = {"peaks": share}
-    for name, bound in bounds.items():
-        ratio = statistics.median(divided[name] / alone[name] for alone, divided in turns)
-        measured = {"alone": median(0, name), "divided": median(1, name), "of the bound": ratio / bound}
-        found[name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
-        print(
-            f"{name}: {median(0, name):.1f} tokens/s alone, {median(1, name):.1f} divided, "
-            f"{ratio / bound:.2f} of the bound"
-        )
-    alone = {name: median(0, name) for name in turns[0][0]}
+    bounds = {
+        LAYER: {"generation": 1.0, "prompt": 2 * n_batches / (n_batches + 1)},
+        ROW: {"generation": 2.0, "prompt": 2.0},
+    }
+    found: dict[str, Any] = {"alone": {name: float(f"{median(ALONE, name):.3g}") for name in bounds[ROW]}}
+    for mode, of_mode in bounds.items():
+        peaks = median(mode, "peak"), median(mode, "worker peak")
+        share = ", ".join(f"{peak / median(ALONE, 'peak'):.2f}" for peak in peaks)
+        found[mode] = {"peaks": share}
+        print(f"{mode}: peak of memory of caller and worker {share} of {median(ALONE, 'peak') / 1e6:.0f} MB alone")
+        for name, bound in of_mode.items():
+            ratio = statistics.median(turn[mode][name] / turn[ALONE][name] for turn in turns)
+            measured = {"tokens/s": median(mode, name), "to alone": ratio, "of the bound": ratio / bound}
+            found[mode][name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
+            print(f"{mode}, {name}: {found[mode][name]}, {median(ALONE, name):.1f} tokens/s alone")
+    alone = {name: median(ALONE, name) for name in turns[0][ALONE]}
     rows = [
         [f"{bits / 1e9:.0f}", n_nodes, *(float(f"{speed:.3g}") for speed in simulated(alone, n_nodes, bits))]
         for bits in (1e9, 1e10)
@@ -188,6 +204,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(measure(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])))
+        print(json.dumps(measure(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:7])))
     else:
         main()

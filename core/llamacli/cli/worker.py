@@ -1,4 +1,4 @@
-"""`llamacli worker`: a pipeline stage of a model on several machines."""
+"""`llamacli worker`: a part of a model on several machines."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from llamacli.util.settings import LoadMode
 @options.load_option
 @options.global_options
 def worker(model: str, *, listen: str, secret_file: str, threads: int | None, load_mode: str, **_: Any) -> None:
-    """Compute layers of MODEL for `run` or `serve` with --workers.
+    """Compute a part of MODEL for `run` or `serve` with --workers.
 
-    MODEL is the same file as theirs. Which layers it computes the caller says; only these are loaded, and their part of
-    the KV cache is here. One caller is served at a time. Activations go over TCP, authenticated and not encrypted.
+    MODEL is the same file as theirs. Which layers, or rows of products, it computes the caller says; only these are
+    loaded, and their part of the KV cache is here. One caller is served at a time. Activations go over TCP,
+    authenticated and not encrypted.
     """
     from llamacli.stages.frames import address_of, read_secret
     from llamacli.stages.worker import Worker
