@@ -64,7 +64,7 @@ def test_summaries_are_not_cut(name: str, invoke) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["-ngl", "99"], ["--n-gpu-layers=99"], ["-fa", "on"], ["-fa"], ["--no-mmap"], ["-i"], ["-sm", "none"], ["-cnv"],
+        ["-ngl", "99"], ["--n-gpu-layers=99"], ["-fa", "on"], ["-fa"], ["--no-mmap"], ["-i"], ["-mg", "0"], ["-cnv"],
     ],
 )  # fmt: skip
 def test_options_without_effect_are_accepted_with_a_note(args: list[str], run) -> None:

@@ -29,8 +29,9 @@ WITHOUT = {
     "Deepstack",
     "Received",
     "Sent",
+    "Gathered",
 }
-"""Base classes, the op that every attention needs, and an input that such graphs do not have."""
+"""Base classes, the op that every attention needs, inputs that such graphs do not have, exchanges of nodes."""
 
 
 def all_ops() -> set[type[Op]]:

@@ -31,7 +31,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Divide the model among this process and workers, see `llamacli worker`.",
         ),
         option(
-            "-sm", "--split-mode", type=click.Choice([*SplitMode]),
+            "-sm", "--split-mode", type=click.Choice([mode.value for mode in SplitMode]),
             help="What is divided: layers (layer, the default), for models that are too large and for many texts at "
             "once, or the rows of matrix products (row), for the speed of one text.",
         ),

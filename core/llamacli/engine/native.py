@@ -213,7 +213,7 @@ class NativeProgram:
         self._shared = table.release()
 
     def _trial_of_product(self) -> Callable[[int], float] | None:
-        """Time of _TRIAL_BYTES of weights times one row, by prefetch distance; None in small models."""
+        """Seconds of _TRIAL_BYTES of a product by prefetch distance."""
         products = (step for step in self._steps if step.record is LINEAR and not step.params["starts"])
         step = next((s for s in products if s.params["n_tiles"] * s.params["tile_bytes"] >= _TRIAL_BYTES), None)
         if step is None or not isinstance(step.kernel, Kernel):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.ops.base import Op
+from llamacli.ops.base import MakeParam, Op, Recorder
 from llamacli.ops.lowering import Array, HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.values import Value
@@ -97,3 +97,13 @@ class Gathered(Op):
             gather.into(at(out)[some], own[0] if len(own) == 1 else np.concatenate(own, 1))
 
         to.host_step(exchange, parts, [out])
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        for n_nodes in (1, 2):  # another node has the same columns
+
+            def exchange(own: npt.NDArray[np.float32], widths: Sequence[int], *, to_first: bool) -> Sequence[Array]:
+                return [own for _ in widths]
+
+            edges = tuple(x.width * node for node in range(n_nodes + 1))
+            yield g.record(Gathered(g.value(edges[-1]), (x,), Gather((edges,), exchange)))
