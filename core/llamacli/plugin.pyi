@@ -69,13 +69,18 @@ from llamacli.blocks.state_space import Duality as Duality
 from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
 
 # Hugging Face checkpoints
+from llamacli.checkpoints.factors import head_dim as head_dim
+from llamacli.checkpoints.factors import wavelength_factors as wavelength_factors
 from llamacli.checkpoints.keys import rope_of as rope_of
 from llamacli.checkpoints.layout import INTERLEAVED as INTERLEAVED
 from llamacli.checkpoints.layout import MINUS_EXP as MINUS_EXP
 from llamacli.checkpoints.layout import PLUS_ONE as PLUS_ONE
+from llamacli.checkpoints.layout import SQUEEZED as SQUEEZED
+from llamacli.checkpoints.layout import TRANSPOSED as TRANSPOSED
 from llamacli.checkpoints.layout import Checkpoint as Checkpoint
 from llamacli.checkpoints.layout import Conversion as Conversion
 from llamacli.checkpoints.layout import Settings as Settings
+from llamacli.checkpoints.layout import field as field
 
 # Media encoders
 from llamacli.blocks.sound import SoundConfig as SoundConfig

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import checkpoint_cases as cases
 
@@ -26,34 +27,31 @@ ADAPTER = "adapter of "
 """Beginning of the names of adapters' results."""
 
 _RUN = """
-import runpy, sys
+import json, runpy, sys, traceback
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
-pre = sys.argv[2]
 from conversion.base import TextModel
-TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
-sys.argv = sys.argv[3:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+for line in sys.stdin:
+    job = json.loads(line)
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: job["pre"]
+    sys.argv = job["argv"]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except (Exception, SystemExit):
+        traceback.print_exc()
 """
 
 
-def convert(name: str, folder: Path, source: Path) -> Path:
-    """Convert a case's checkpoint with the peer; path of the GGUF file."""
+def job(name: str, folder: Path, source: Path) -> dict[str, Any]:
+    """Arguments of the peer's script for a case's checkpoint, or its adapter."""
+    if name.startswith(ADAPTER):
+        name = name.removeprefix(ADAPTER)
+        base, adapter = cases.write_checkpoint(folder, name), cases.write_adapter(folder, name, **cases.ADAPTERS[name])
+        return {"pre": "", "argv": [f"{source}/convert_lora_to_gguf.py", str(adapter), "--base", str(base)]}
     case = cases.CASES[name]
-    checkpoint, out = cases.write_checkpoint(folder, name), folder / f"{name}.gguf"
-    pre = cases.PRE.get(case["tokenizer"], case["tokenizer"])
-    script = [f"{source}/convert_hf_to_gguf.py", str(checkpoint), "--outfile", str(out)]
-    script += ["--outtype", case["outtype"]] if "outtype" in case else []
-    subprocess.run([sys.executable, "-c", _RUN, str(source), pre, *script], check=True, capture_output=True, text=True)
-    return out
-
-
-def convert_adapter(name: str, folder: Path, source: Path) -> Path:
-    """Convert a case's adapter with the peer; path of the file."""
-    base, out = cases.write_checkpoint(folder, name), folder / "adapter.gguf"
-    adapter = cases.write_adapter(folder, name, **cases.ADAPTERS[name])
-    script = [f"{source}/convert_lora_to_gguf.py", str(adapter), "--base", str(base), "--outfile", str(out)]
-    subprocess.run([sys.executable, "-c", _RUN, str(source), "", *script], check=True, capture_output=True, text=True)
-    return out
+    argv = [f"{source}/convert_hf_to_gguf.py", str(cases.write_checkpoint(folder, name))]
+    argv += ["--outtype", case["outtype"]] if "outtype" in case else []
+    pre = case.get("pre") or cases.PRE.get(case["tokenizer"], case["tokenizer"])
+    return {"pre": pre, "argv": argv}
 
 
 def main() -> None:
@@ -61,16 +59,23 @@ def main() -> None:
     source = Path(os.environ["LLAMA_CPP"])
     sys.path.insert(0, f"{source}/gguf-py")
     recorded = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
-    for name in sys.argv[1:] or [*cases.CASES, *(f"{ADAPTER}{name}" for name in cases.ADAPTERS)]:
-        run = convert_adapter if name.startswith(ADAPTER) else convert
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found = cases.summary(run(name.removeprefix(ADAPTER), Path(folder), source))
-            except subprocess.CalledProcessError as error:
-                print(f"{name}: {error.stderr.strip().splitlines()[-1]}")
+    with tempfile.TemporaryDirectory() as root:
+        outs, jobs = {}, []
+        for i, name in enumerate(sys.argv[1:] or [*cases.COMPARED, *(f"{ADAPTER}{name}" for name in cases.ADAPTERS)]):
+            folder = Path(root, str(i))
+            folder.mkdir()
+            outs[name] = folder / f"{name}.gguf"
+            made = job(name, folder, source)
+            jobs.append(made | {"argv": [*made["argv"], "--outfile", str(outs[name])]})
+        run = [sys.executable, "-c", _RUN, str(source)]
+        subprocess.run(run, input="\n".join(map(json.dumps, jobs)), check=True, text=True)
+        for name, out in outs.items():
+            if not out.is_file():
+                print(f"{name}: not converted")
                 continue
-        print(f"{name}: {'new' if name not in recorded else 'same' if recorded[name] == found else 'changed'}")
-        recorded[name] = found
+            found = cases.summary(out)
+            print(f"{name}: {'new' if name not in recorded else 'same' if recorded[name] == found else 'changed'}")
+            recorded[name] = found
     GOLDENS.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
 
 

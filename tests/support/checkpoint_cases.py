@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import checkpoint_models
+
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -566,8 +568,12 @@ CASES: dict[str, dict[str, Any]] = {
          "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "num_hidden_layers": 7},
         tokenizer="sentencepiece", norms=_SANDWICH, qk_norm=32, dtype="F16",
     ),
+    **checkpoint_models.cases(),
 }  # fmt: skip
 """Checkpoints by name."""
+
+COMPARED = [name for name, case in CASES.items() if case.get("peer", True)]
+"""Names of those that llama.cpp's converter reads."""
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "qwen2": {"split": QWEN2_SPLIT},
@@ -597,6 +603,8 @@ PRE = {
 
 def shapes_of(case: Mapping[str, Any]) -> Shapes:
     """Shapes of a case's tensors."""
+    if "shapes" in case:
+        return dict(case["shapes"])
     names = ("norms", "qk_norm", "biases", "experts", "shared", "fused", "gated")
     shapes = decoder_shapes(case["config"], **{name: case[name] for name in names if name in case})
     for old, new in case.get("renamed", ()):

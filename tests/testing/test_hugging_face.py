@@ -1,5 +1,6 @@
 """Tiny random models of transformers, and the check against them."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 
 import tiny_variants
+from checkpoint_models import MODELS
 from llamacli import InvalidRequestError
+from llamacli.checkpoints import Folder
 from llamacli.loaders import open_model_file
 from llamacli.plugin import INTERLEAVED, MINUS_EXP, PLUS_ONE
 from llamacli.plugins import installed_plugins
 from llamacli.testing import ConformanceError, HuggingFaceModel, checks_of, hugging_face
+from llamacli.testing.vocabularies import vocabulary_size
 
 SIZES = {
     "vocab_size": 128, "max_position_embeddings": 256, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 6,
@@ -130,6 +134,21 @@ def test_results_of_transformers(name: str) -> None:
     )
     assert len(check.models()) == 2 * len(models)
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.get("transformers", True)])
+def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
+    """Models that transformers saves, read as folders."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    case, plugins = MODELS[name], installed_plugins()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"]}))
+    layout = plugins.checkpoint(Folder(tmp_path))
+    drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
+    config = drawn | case["config"] | {"vocab_size": vocabulary_size("test")}
+    model = HuggingFaceModel(case["model_type"], config, checkpoint=layout, exact=case.get("exact", 1e-8))
+    checks_of(plugins.architecture(layout.architecture), transformers=[model])[0]()
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ from llamacli.quantization import TensorType, nbytes, quantize
 from llamacli.util.files import read_json
 
 _SHOWN = 8
+_NUMBERED = re.compile(r"(.*\.(?:experts|norms))\.(\d+)\.(.+)")
+"""Names of tensors that are stacked: matrices of experts, norms of heads."""
+
 _SKIPPED = re.compile(
     r"^(mlp|vit\.|vpm\.|siglip2\.|conformer\.|merger\.|resampler\.|sound_encoder\.|sound_projection\.|speech_embeddings\.)"
     r"|visual\.|vision[._]|audio[._]|talker\.|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|image_newline"
@@ -64,6 +67,9 @@ class _Source:
     packed: bool = False
     conversion: Conversion | None = None
     values: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False)
+
+
+_EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
 
 
 class CheckpointFile:
@@ -154,7 +160,7 @@ class CheckpointFile:
                 continue
             if name in packed:
                 single[names.plain(f"{name.removesuffix(_MXFP4[0])}.weight")] = name, packed[name]
-            elif match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name):
+            elif match := _NUMBERED.fullmatch(name):
                 experts.setdefault(names.plain(f"{match[1]}.{match[3]}"), {})[int(match[2])] = name
             else:
                 single[names.plain(name)] = (name,)
@@ -216,8 +222,8 @@ class CheckpointFile:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
 
     def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
-        n_expert = next((n for field in ("num_local_experts", "num_experts", "n_routed_experts")
-                         if isinstance(n := self._settings.get(field), int)), len(found))  # fmt: skip
+        fields = _EXPERTS if ".experts." in plain else ()
+        n_expert = next((n for field in fields if isinstance(n := self._settings.get(field), int)), len(found))
         if missing := [i for i in range(n_expert) if i not in found]:
             raise ModelFormatError(f"{self.path}: {plain}: expert {missing[0]} of {n_expert} is missing")
         if len(found) > n_expert:
@@ -229,11 +235,7 @@ class CheckpointFile:
         if len(shapes) > 1:
             raise ModelFormatError(f"{self._where(names[0])} and the other experts have different shapes")
         shape = shapes.pop()
-        return shape if len(names) == 1 and ".experts." not in names[0] else self._stacked_shape(names, shape)
-
-    @staticmethod
-    def _stacked_shape(names: tuple[str, ...], shape: Shape) -> Shape:
-        return (len(names), *shape) if re.search(r"\.experts\.\d+\.", names[0]) else shape
+        return (len(names), *shape) if _NUMBERED.fullmatch(names[0]) else shape
 
     def _native(self) -> TensorType:
         entries = self._folder.entries

@@ -91,3 +91,24 @@ PLUS_ONE = Conversion(lambda array, settings: array + array.dtype.type(1), compu
 
 MINUS_EXP = Conversion(lambda array, settings: -np.exp(array), computes=True)
 """Decay rates of state-space models: `ssm_a = -exp(A_log)`."""
+
+TRANSPOSED = Conversion(
+    lambda array, settings: array.swapaxes(-1, -2), lambda shape, settings: (*shape[:-2], shape[-1], shape[-2])
+)
+"""Matrices that are stored with a row for each input."""
+
+SQUEEZED = Conversion(
+    lambda array, settings: array.reshape(array.shape[0], array.shape[-1]),
+    lambda shape, settings: (shape[0], shape[-1]),
+)
+"""Weights of depthwise convolutions, stored as [n_channels, 1, width]."""
+
+
+def field(*names: str, kind: Callable[[Any], Any] = int) -> Callable[[Settings], Any]:
+    """Value of the first of these fields of config.json, None without any."""
+
+    def value(settings: Settings) -> Any:
+        found = next((settings[name] for name in names if settings.get(name) is not None), None)
+        return None if found is None else kind(found)
+
+    return value

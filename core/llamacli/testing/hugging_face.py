@@ -35,7 +35,8 @@ Array = npt.NDArray[np.float32]
 class HuggingFaceModel:
     """Model of transformers that an architecture is compared with.
 
-    `config` are arguments of the configuration of `model_type`; sizes that it lacks are drawn at random. `keys` are
+    `config` are arguments of the configuration of `model_type`; sizes that it lacks are drawn at random, and those that
+    are None are left out. `keys` are
     GGUF keys, without the architecture's name, that do not follow from the configuration: values, or functions of it.
     `tensors` are GGUF names by the original ones, both with `{}` for the block, where `gguf`'s own map has none that
     the architecture reads. `convert` are conversions by the name of the GGUF tensor in its block, such as
@@ -216,7 +217,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """GGUF keys, and the fields of configurations that they are read from."""
 
 
-def _sizes(seed: int) -> dict[str, Any]:
+def sizes(seed: int) -> dict[str, Any]:
+    """Sizes of a configuration, drawn at random."""
     draw = random.Random(seed)
     head_dim, n_head_kv = draw.choice([16, 32]), draw.choice([1, 2])
     n_head = n_head_kv * draw.choice([1, 2, 4])
@@ -238,7 +240,11 @@ def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.for_model(of.model_type, **_sizes(seed) | dict(of.config))
+        drawn = sizes(seed)
+        fields = {
+            key: value for key, value in (drawn | dict(of.config)).items() if value is not None or key not in drawn
+        }
+        config = AutoConfig.for_model(of.model_type, **fields)
     except ValueError as error:
         raise InvalidRequestError(f"transformers has no model type {of.model_type!r}: {error}") from error
     auto: Any = AutoModelForCausalLM

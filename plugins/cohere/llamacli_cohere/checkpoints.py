@@ -1,9 +1,9 @@
-"""Hugging Face checkpoints of Command R7B and Command A."""
+"""Hugging Face checkpoints of Command R, Aya, Command R7B and Command A."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Settings, hookimpl
+from llamacli.plugin import Checkpoint, Settings, field, hookimpl
 
 LLAMACLI_API = 1
 
@@ -24,16 +24,29 @@ _KEYS: dict[str, Any] = {
     "rope.scaling.type": "none",
 }
 
-SECOND = Checkpoint(
-    "cohere2", ("Cohere2ForCausalLM",), _KEYS,
-    {"logit_scale": 0.0625, "sliding_window": 4096, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
-     "rope_theta": 10000.0, "head_dim": _head_dim,
-     "num_key_value_heads": lambda settings: settings["num_attention_heads"]},
-    pre=("command-r",),
+_DEFAULTS: dict[str, Any] = {
+    "logit_scale": 0.0625, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "num_key_value_heads": lambda settings: settings["num_attention_heads"],
+}  # fmt: skip
+
+CHECKPOINTS = (
+    Checkpoint(
+        "command-r", ("CohereForCausalLM",),
+        {
+            "logit_scale": field("logit_scale", kind=float), "rope.scaling.type": "none",
+            "context_length": field("model_max_length", "max_position_embeddings"),
+        },
+        _DEFAULTS, pre=("command-r",),
+    ),
+    Checkpoint(
+        "cohere2", ("Cohere2ForCausalLM",), _KEYS, _DEFAULTS | {"sliding_window": 4096, "head_dim": _head_dim},
+        pre=("command-r",),
+    ),
 )  # fmt: skip
 
 
 @hookimpl
 def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
-    """Register the layout."""
-    register(SECOND)
+    """Register the layouts."""
+    for checkpoint in CHECKPOINTS:
+        register(checkpoint)

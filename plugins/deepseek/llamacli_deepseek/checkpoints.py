@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of DeepSeek-V2, V3, V3.1 and R1."""
+"""Hugging Face checkpoints of DeepSeek-V2, V3, V3.1, R1 and GLM-4.7-Flash."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,9 +67,16 @@ def _log_multiplier(settings: Settings) -> float | None:
     return None if multiplier is None else 0.1 * multiplier
 
 
-CHECKPOINTS = (
+def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Special tokens that folders of GLM name by their texts only."""
+    ids = {added["content"]: int(number) for number, added in tokenizer.get("added_tokens_decoder", {}).items()}
+    texts = {"bos": "[gMASK]", "eot": "<|user|>", "unknown": "<|endoftext|>", "eom": "<|observation|>"}
+    return {f"tokenizer.ggml.{name}_token_id": ids[text] for name, text in texts.items() if text in ids}
+
+
+CHECKPOINTS = tuple(
     Checkpoint(
-        "deepseek2", ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"),
+        "deepseek2", classes,
         {
             "vocab_size": lambda settings: settings["vocab_size"],
             "leading_dense_block_count": _dense,
@@ -90,12 +97,16 @@ CHECKPOINTS = (
         {"rms_norm_eps": 1e-6, "kv_lora_rank": 512, "rope_theta": 10000.0, "max_position_embeddings": 2048,
          "num_key_value_heads": lambda settings: settings["num_attention_heads"],
          "moe_intermediate_size": lambda settings: settings["intermediate_size"]},
-        pre=("deepseek-v3", "deepseek-llm"), drop=_left_out,
+        pre=pre, tokenizer=tokenizer, drop=_left_out,
         whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
         convert={
             "attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape),
         },
-    ),
+    )
+    for classes, pre, tokenizer in (
+        (("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), ("deepseek-v3", "deepseek-llm"), lambda *given: {}),
+        (("Glm4MoeLiteForCausalLM",), ("glm4", "chatglm-bpe"), _glm_tokens),
+    )
 )  # fmt: skip
 
 

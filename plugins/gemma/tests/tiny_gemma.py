@@ -355,7 +355,7 @@ TRANSFORMERS = {
     "gemma2": [
         HuggingFaceModel(
             "gemma2",
-            {"sliding_window": 8, "query_pre_attn_scalar": 32},
+            {"sliding_window": 8, "query_pre_attn_scalar": 32, "head_dim": 32},
             keys={
                 "attn_logit_softcapping": lambda config: config.attn_logit_softcapping,
                 "final_logit_softcapping": lambda config: config.final_logit_softcapping,

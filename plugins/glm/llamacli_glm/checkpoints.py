@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, ModelFormatError, Settings, hookimpl, rope_of
+from llamacli.plugin import Checkpoint, ModelFormatError, Settings, field, hookimpl, rope_of
 
 LLAMACLI_API = 1
 
@@ -48,19 +48,18 @@ _MIXTURE = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": 
 
 CHECKPOINTS = (
     Checkpoint(
-        "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration", "GlmForCausalLM"),
         {
             "context_length": lambda settings: settings.get("seq_length", settings["hidden_size"]),
-            "feed_forward_length": lambda settings: settings.get("ffn_hidden_size", 4 * settings["hidden_size"]),
-            "attention.head_count_kv": lambda settings: settings.get(
-                "multi_query_group_num", settings["num_attention_heads"]
-            ),
+            "feed_forward_length": field("ffn_hidden_size", "intermediate_size"),
+            "attention.head_count_kv": field("multi_query_group_num", "num_key_value_heads", "num_attention_heads"),
             "attention.layer_norm_rms_epsilon": lambda settings: float(settings.get("layernorm_epsilon", 1e-5)),
-            "attention.layer_norm_epsilon": None,
+            "attention.layer_norm_epsilon": None, "attention.key_length": None, "attention.value_length": None,
             "rope.dimension_count": _old_rope_dims,
             "rope.freq_base": lambda settings: float(10000 * settings.get("rope_ratio", 1)),
         },
-        {"vocab_size": lambda settings: settings["padded_vocab_size"]},
+        {"vocab_size": lambda settings: settings["padded_vocab_size"],
+         "ffn_hidden_size": lambda settings: settings.get("intermediate_size", 4 * settings["hidden_size"])},
         pre=("chatglm-bpe", "glm4"), tokenizer=_old_special, drop=(r"\.rotary_pos_emb\.inv_freq$",),
         rename=((r"^transformer\.", ""),),
     ),

@@ -116,7 +116,7 @@ TRANSFORMERS = {
     "hunyuan-moe": [
         HuggingFaceModel(
             "hunyuan_v1_moe",
-            {"num_experts": 8, "moe_topk": 2},
+            {"num_experts": 8, "num_experts_per_tok": 2},
             keys={
                 "expert_count": 8,
                 "expert_used_count": 2,

@@ -1,43 +1,11 @@
-"""Hugging Face checkpoints of Llama, Mistral, Mixtral and relatives."""
+"""Hugging Face checkpoints of Llama, Mistral, Mixtral, Trinity and relatives."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, head_dim, hookimpl, rope_of, wavelength_factors
 
 LLAMACLI_API = 1
-
-
-def head_dim(settings: Settings) -> int:
-    """Width of a head, by default a share of the hidden size."""
-    return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
-
-
-def rope_factors(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
-    """Factors of Llama 3's RoPE scaling, float32 [head_dim / 2]."""
-    rope = rope_of(settings)
-    if str(rope.get("rope_type", "")).lower() != "llama3":
-        return {}
-    dim, base = head_dim(settings), rope.get("rope_theta", 10000.0)
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = np.float32(1) / np.power(np.float32(base), exponents, dtype=np.float32)
-    factor, n_old = rope.get("factor", 8.0), rope.get("original_max_position_embeddings", 8192)
-    low, high = rope.get("low_freq_factor", 1.0), rope.get("high_freq_factor", 4.0)
-
-    def scale(frequency: float) -> float:
-        wavelength = np.float32(2 * math.pi) / np.float32(frequency)
-        if wavelength < n_old / high:
-            return 1.0
-        if wavelength > n_old / low:
-            return float(factor)
-        smooth = (np.float32(n_old) / wavelength - np.float32(low)) / np.float32(high - low)
-        return float(1 / ((1 - smooth) / np.float32(factor) + smooth))
-
-    return {"rope_freqs.weight": np.array([scale(x) for x in frequencies], np.float32)}
 
 
 def tokenizer_keys(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
@@ -59,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Values of transformers' LlamaConfig."""
 
-KEYS: dict[str, Any] = {"vocab_size": lambda settings: settings["vocab_size"], "rope.dimension_count": head_dim}
+KEYS: dict[str, Any] = {"vocab_size": field("vocab_size"), "rope.dimension_count": head_dim}
 PRE = ("llama-bpe", "smaug-bpe", "gpt-2", "qwen2")
 VOCABULARY = ("sentencepiece", "byte_fallback", "bpe")
 
@@ -67,8 +35,14 @@ VOCABULARY = ("sentencepiece", "byte_fallback", "bpe")
 def _decoder(*classes: str, architecture: str = "llama", **defaults: Any) -> Checkpoint:
     return Checkpoint(
         architecture, classes, KEYS, DEFAULTS | defaults, VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED,
-        extra=rope_factors, rename=((r"^(?!model\.|lm_head)", "model."),) if classes == ("LlamaModel",) else (),
+        extra=wavelength_factors("llama3"), rename=((r"^(?!model\.|lm_head)",
+        "model."),) if classes == ("LlamaModel",) else (),
     )  # fmt: skip
+
+
+def _of_rope(name: str) -> Callable[[Settings], float | None]:
+    """Number of RoPE, None where it is missing."""
+    return lambda settings: None if (value := rope_of(settings).get(name)) is None else float(value)
 
 
 CHECKPOINTS = (
@@ -91,6 +65,28 @@ CHECKPOINTS = (
     _decoder(
         "MixtralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8,
         num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=None,
+    ),
+    Checkpoint(
+        "mistral3", ("Ministral3ForCausalLM",),
+        KEYS | {
+            "rope.scaling.yarn_log_multiplier": _of_rope("mscale_all_dim"),
+            "attention.temperature_scale": _of_rope("llama_4_scaling_beta"),
+        },
+        DEFAULTS | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 262144},
+        VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED, extra=wavelength_factors("llama3"),
+    ),
+    Checkpoint(
+        "afmoe", ("AfmoeForCausalLM",),
+        KEYS | {
+            "expert_shared_count": field("num_shared_experts"), "leading_dense_block_count": field("num_dense_layers"),
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "expert_weights_norm": field("route_norm", kind=bool), "expert_weights_scale": field("route_scale",
+            kind=float),
+            "attention.sliding_window": field("sliding_window"),
+        },
+        DEFAULTS | {"score_func": "sigmoid", "rms_norm_eps": 1e-5},
+        VOCABULARY, PRE, tokenizer_keys, rename=((r"\.expert_bias$", ".expert_bias.bias"),),
+        extra=wavelength_factors("llama3"),
     ),
 )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Hugging Face checkpoints of OLMo 2, OLMo 3 and OLMoE."""
+"""Hugging Face checkpoints of OLMo, OLMo 2, OLMo 3 and OLMoE."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Settings, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, hookimpl, rope_of
 
 LLAMACLI_API = 1
 
@@ -36,6 +36,12 @@ _KEYS: dict[str, Any] = {
     "rope.freq_base_swa": _sliding_base,
 }
 
+FIRST = Checkpoint(
+    "olmo", ("OlmoForCausalLM", "OLMoForCausalLM"),
+    {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": field("clip_qkv", kind=float)},
+    {name: value for name, value in _DEFAULTS.items() if name != "rms_norm_eps"}, pre=("olmo", "gpt-2"),
+     convert=INTERLEAVED,
+)  # fmt: skip
 SECOND = Checkpoint("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _KEYS, _DEFAULTS, pre=("dbrx", "olmo"))
 MIXTURE = Checkpoint(
     "olmoe", ("OlmoeForCausalLM",), {},
@@ -48,5 +54,5 @@ MIXTURE = Checkpoint(
 @hookimpl
 def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
     """Register the layouts."""
-    register(SECOND)
-    register(MIXTURE)
+    for checkpoint in (FIRST, SECOND, MIXTURE):
+        register(checkpoint)

@@ -100,7 +100,7 @@ VARIANTS = {name: (write_olmo, options, 1e-8) for name, options in OLMO.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 
 TRANSFORMERS = {
-    "olmo": [HuggingFaceModel("olmo", convert=INTERLEAVED)],
+    "olmo": [HuggingFaceModel("olmo", keys={"attention.layer_norm_epsilon": 1e-5}, convert=INTERLEAVED)],
     "olmoe": [HuggingFaceModel("olmoe")],
     "olmo2": [HuggingFaceModel("olmo2")],
 }

@@ -1,0 +1,58 @@
+"""Hugging Face checkpoints of LFM2 and its mixtures of experts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llamacli.plugin import SQUEEZED, Checkpoint, Settings, field, hookimpl
+
+LLAMACLI_API = 1
+
+
+def _kv_heads(settings: Settings) -> list[int]:
+    """Heads of keys and values by layer, none beside a convolution."""
+    n_head_kv = int(settings["num_key_value_heads"])
+    return [n_head_kv if kind == "full_attention" else 0 for kind in settings["layer_types"]]
+
+
+def _width(settings: Settings) -> int:
+    n_ff = int(settings.get("block_ff_dim") or settings["intermediate_size"])
+    if not settings["block_auto_adjust_ff_dim"]:
+        return n_ff
+    n_ff, step = int(2 * n_ff / 3), int(settings["block_multiple_of"])
+    if (multiplier := settings["block_ffn_dim_multiplier"]) is not None:
+        n_ff = int(multiplier * n_ff)
+    return step * (-(-n_ff // step))
+
+
+_KEYS: dict[str, Any] = {
+    "vocab_size": field("vocab_size"), "shortconv.l_cache": field("conv_L_cache"), "attention.head_count_kv": _kv_heads,
+    "attention.layer_norm_rms_epsilon": field("norm_eps", kind=float),
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {"norm_eps": 1e-5, "conv_L_cache": 3, "rope_theta": 1e6, "max_position_embeddings": 128000}
+_CONVERT = {"shortconv.conv.weight": SQUEEZED}
+_PRE = ("lfm2", "llama-bpe")
+
+CHECKPOINTS = (
+    Checkpoint(
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM"),
+        _KEYS | {"feed_forward_length": _width},
+        _DEFAULTS | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256},
+        pre=_PRE, convert=_CONVERT,
+    ),
+    Checkpoint(
+        "lfm2moe", ("Lfm2MoeForCausalLM",),
+        _KEYS | {
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "leading_dense_block_count": field("num_dense_layers"), "expert_gating_func": 2,
+        },
+        _DEFAULTS | {"num_experts": 32, "num_experts_per_tok": 4}, pre=_PRE, convert=_CONVERT,
+        rename=((r"\.expert_bias$", ".expert_bias.bias"), (r"^model\.(.*\.experts\.)", r"\1")),
+    ),
+)  # fmt: skip
+
+
+@hookimpl
+def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
+    """Register the layouts."""
+    for checkpoint in CHECKPOINTS:
+        register(checkpoint)

@@ -1,0 +1,254 @@
+"""Configurations of checkpoints whose tensors transformers names.
+
+`tests/goldens/checkpoint_shapes.json` has names and shapes of them, recorded by `python -m oracle.checkpoint_shapes`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+SHAPES = Path(__file__).parents[1] / "goldens" / "checkpoint_shapes.json"
+_GPT: dict[str, Any] = {
+    "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "n_ctx": 512, "vocab_size": 320,
+    "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "vocab_size": 320,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def _model(
+    kind: str,
+    model_type: str,
+    config: Mapping[str, Any],
+    *,
+    tokenizer: str = "qwen2",
+    sizes: Mapping[str, Any] = _SIZES,
+    **options: Any,
+) -> dict[str, Any]:
+    """Model of a class and its config.json.
+
+    Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
+    llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
+    transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
+    files that llama.cpp knows, decides about norms or RoPE.
+    """
+    return {
+        "architectures": [kind], "model_type": model_type, "config": {**sizes, **config}, "tokenizer": tokenizer,
+        **options,
+    }  # fmt: skip
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "glm": _model(
+        "GlmForCausalLM", "glm", {"head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 1e4, "pad_token_id": 0},
+        tokenizer="glm",
+    ),
+    "gpt2": _model("GPT2LMHeadModel", "gpt2", {}, tokenizer="gpt2", sizes=_GPT),
+    "gptneox": _model(
+        "GPTNeoXForCausalLM", "gpt_neox",
+        {"num_key_value_heads": 4, "rotary_pct": 0.5, "layer_norm_eps": 1e-5, "use_parallel_residual": False},
+        tokenizer="gpt2", peer=False, exact=1e-6,
+    ),
+    "bloom": _model(
+        "BloomForCausalLM", "bloom",
+        {"hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": 320, "layer_norm_epsilon": 1e-5,
+         "seq_length": 512},
+        tokenizer="gpt2", sizes={},
+    ),
+    "falcon": _model(
+        "FalconForCausalLM", "falcon",
+        {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 320, "num_kv_heads": 2,
+         "layer_norm_epsilon": 1e-5, "new_decoder_architecture": True, "bias": False},
+        tokenizer="gpt2", sizes={}, exact=1e-6,
+    ),
+    "falcon_7b": _model(
+        "FalconForCausalLM", "falcon",
+        {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 320, "multi_query": True,
+         "layer_norm_epsilon": 1e-5, "new_decoder_architecture": False, "bias": False, "parallel_attn": True},
+        tokenizer="gpt2", sizes={}, peer=False, exact=1e-6,
+    ),
+    "starcoder": _model("GPTBigCodeForCausalLM", "gpt_bigcode", {"multi_query": True}, tokenizer="gpt2", sizes=_GPT),
+    "starcoder2": _model(
+        "Starcoder2ForCausalLM", "starcoder2", {"norm_epsilon": 1e-5, "rope_theta": 1e5, "use_bias": True},
+        tokenizer="gpt2",
+    ),
+    "stablelm": _model(
+        "StableLmForCausalLM", "stablelm",
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "rope_theta": 1e4, "use_parallel_residual": False,
+         "use_qkv_bias": True},
+        tokenizer="gpt2",
+    ),
+    "stablelm2_12b": _model(
+        "StableLmForCausalLM", "stablelm",
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "rope_theta": 1e4, "use_parallel_residual": True,
+         "qk_layernorm": True},
+        tokenizer="gpt2", peer=False,
+    ),
+    "mpt": _model(
+        "MPTForCausalLM", "mpt",
+        {"d_model": 64, "n_heads": 4, "n_layers": 2, "expansion_ratio": 4, "max_seq_len": 512, "vocab_size": 320,
+         "attn_config": {"clip_qkv": 6.0, "alibi": True, "alibi_bias_max": 8}},
+        tokenizer="gpt2", sizes={}, pre="mpt", differs=("general.file_type",), exact=1e-6,
+    ),
+    "olmo": _model("OlmoForCausalLM", "olmo", {"clip_qkv": 8.0, "rope_theta": 1e4}, tokenizer="gpt2", pre="olmo"),
+    "cohere": _model(
+        "CohereForCausalLM", "cohere",
+        {"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 8e6, "use_qk_norm": False,
+         "model_max_length": 1024, "tie_word_embeddings": True},
+        tokenizer="gpt2",
+    ),
+    "cohere_plus": _model(
+        "CohereForCausalLM", "cohere",
+        {"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 8e6, "use_qk_norm": True,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", transformers=False,
+    ),
+    "exaone4": _model(
+        "Exaone4ForCausalLM", "exaone4",
+        {"head_dim": 16, "rope_theta": 5e5, "sliding_window": 64, "sliding_window_pattern": "LLLG",
+         "num_hidden_layers": 4,
+         "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+         "rope_scaling": {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                          "original_max_position_embeddings": 64}},
+        tokenizer="gpt2", pre="exaone4", transformers=False,
+    ),
+    "lfm2": _model(
+        "Lfm2ForCausalLM", "lfm2",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "full_attention"],
+         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
+         "intermediate_size": 120, "block_ff_dim": 120, "tie_word_embeddings": True},
+        tokenizer="llama3", pre="lfm2",
+    ),
+    "lfm2moe": _model(
+        "Lfm2MoeForCausalLM", "lfm2_moe",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "full_attention", "conv"],
+         "num_hidden_layers": 3, "rope_theta": 1e6, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+         "tie_word_embeddings": True},
+        tokenizer="llama3", pre="lfm2",
+    ),
+    "nemotron": _model(
+        "NemotronForCausalLM", "nemotron",
+        {"partial_rotary_factor": 0.5, "norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "relu2", "head_dim": 16},
+        tokenizer="sentencepiece",
+    ),
+    "hunyuan_dense": _model(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
+        {"head_dim": 32, "rope_theta": 1e4, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+         "eod_token_id": 265,
+         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}},
+         pre="hunyuan",
+    ),
+    "minimax_m2": _model(
+        "MiniMaxM2ForCausalLM", "minimax_m2",
+        {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 5e6,
+         "scoring_func": "sigmoid"},
+    ),
+    "ernie_moe": _model(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe",
+        {"head_dim": 32, "intermediate_size": 128, "rope_theta": 5e5, "moe_num_experts": 4, "moe_k": 2,
+         "moe_layer_interval": 1,
+         "moe_layer_start_index": 1, "moe_intermediate_size": 32, "moe_num_shared_experts": 2},
+        tokenizer="sentencepiece",
+    ),
+    "dots1": _model(
+        "Dots1ForCausalLM", "dots1",
+        {"head_dim": 32, "rope_theta": 1e7, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+         "moe_intermediate_size": 32, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+         "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid"},
+    ),
+    "granitemoe": _model(
+        "GraniteMoeForCausalLM", "granitemoe",
+        {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+         "logits_scaling": 8.0, "rope_theta": 1e4, "num_local_experts": 4, "num_experts_per_tok": 2},
+        tokenizer="gpt2",
+    ),
+    "granitemoe_shared": _model(
+        "GraniteMoeSharedForCausalLM", "granitemoeshared",
+        {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+         "logits_scaling": 8.0, "rope_theta": 1e4, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "shared_intermediate_size": 48},
+        tokenizer="gpt2",
+    ),
+    "ministral3": _model(
+        "Ministral3ForCausalLM", "ministral3",
+        {"head_dim": 16,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "original_max_position_embeddings": 128, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+        tokenizer="llama3",
+    ),
+    "glm47flash": _model(
+        "Glm4MoeLiteForCausalLM", "glm4_moe_lite",
+        {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+         "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
+         "n_group": 1, "topk_group": 1, "rope_theta": 1e6, "scoring_func": "sigmoid"},
+        tokenizer="glm",
+    ),
+    "mamba": _model(
+        "MambaForCausalLM", "mamba",
+        {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
+         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "intermediate_size": 128, "tie_word_embeddings": True},
+        tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
+    ),
+    "mamba2": _model(
+        "Mamba2ForCausalLM", "mamba2",
+        {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
+         "head_dim": 16, "num_heads": 8, "n_groups": 2, "layer_norm_epsilon": 1e-5, "chunk_size": 32,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
+    ),
+    "afmoe": _model(
+        "AfmoeForCausalLM", "afmoe",
+        {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "num_dense_layers": 1, "num_shared_experts": 1, "sliding_window": 64, "num_hidden_layers": 4,
+         "global_attn_every_n_layers": 4, "score_func": "sigmoid", "route_scale": 2.0, "route_norm": True,
+         "mup_enabled": True},
+        tokenizer="llama3",
+    ),
+}  # fmt: skip
+"""Checkpoints by name: class, model type, config.json and kind of tokenizer."""
+
+
+def compact(shapes: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
+    """Shapes by names with `{0,1}` for numbers whose tensors share it."""
+    groups: dict[tuple[str, tuple[int, ...]], list[tuple[str, ...]]] = {}
+    for name, shape in shapes.items():
+        numbers = tuple(re.findall(r"(?<=\.)\d+(?=\.)", name))
+        groups.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "{}", name), tuple(shape)), []).append(numbers)
+    found: dict[str, list[int]] = {}
+    for (pattern, shape), members in groups.items():
+        sets = [sorted(set(column), key=int) for column in zip(*members, strict=True)]
+        whole = len(members) == len(list(itertools.product(*sets)))
+        for numbers in [sets] if whole else [[[number] for number in member] for member in members]:
+            name = pattern
+            for column in numbers:
+                name = name.replace("{}", "{" + ",".join(column) + "}", 1)
+            found[name] = list(shape)
+    return found
+
+
+def expanded(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names of single tensors, of those of `compact`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        columns = [text.split(",") for text in re.findall(r"\{(.*?)\}", name)]
+        for numbers in itertools.product(*columns):
+            parts = iter(numbers)
+            found[re.sub(r"\{.*?\}", lambda _, parts=parts: next(parts), name)] = tuple(shape)
+    return found
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """Cases of `MODELS` with the recorded shapes."""
+    recorded = json.loads(SHAPES.read_text())
+    return {name: {**case, "shapes": expanded(recorded[name])} for name, case in MODELS.items() if name in recorded}
