@@ -5,11 +5,13 @@ import re
 import tracemalloc
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 import checkpoint_cases as cases
 from llamacli import load_model
+from llamacli.checkpoints.file import TensorNameMap
 from llamacli.conversion import file_type, unchanged, write
 from llamacli.errors import ModelFormatError, UnknownArchitectureError
 from llamacli.plugins import Plugins
@@ -231,3 +233,11 @@ def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> No
     path = folder / "tokenizer_config.json"
     path.write_text(path.read_text().replace("<|user|>", "<|you|>"))
     expect(folder, plugins, "tokenizer_config.json", "no '<|user|>'")
+
+
+def test_names_of_one_architecture_are_not_those_of_others() -> None:
+    name = "model.layers.0.post_attention_layernorm"
+    before = TensorNameMap(gguf.MODEL_ARCH.LLAMA, 1).get_name(name)
+    for arch in gguf.MODEL_ARCH_NAMES:
+        TensorNameMap(arch, 1)
+    assert TensorNameMap(gguf.MODEL_ARCH.LLAMA, 1).get_name(name) == before == "blk.0.ffn_norm"

@@ -129,11 +129,11 @@ def test_rows_go_on_after_an_interrupt(tiny_gguf: TinyGguf, plugins: Plugins, mo
         load_model(path, plugins=plugins) as whole,
         load(path, plugins, one, mode=SplitMode.ROW, threads=1) as divided,
     ):
-        begin, interrupted = Peers.begin, threading.Event()
+        begin, interrupted, main = Peers.begin, threading.Event(), threading.get_ident()
 
         def interrupting(peers: Peers, batch: StageBatch) -> None:
             begin(peers, batch)
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
             assert interrupted.wait(60)
 
         interrupt = Peers.interrupt

@@ -346,13 +346,25 @@ class CheckpointFile:
         """Do nothing: the mappings live as long as this object."""
 
 
+class TensorNameMap(gguf.TensorNameMap):
+    """gguf's names of an architecture's tensors.
+
+    gguf adds those that an architecture alone has to a dictionary of the class, where they would count for every later
+    one; here the dictionary is a copy.
+    """
+
+    def __init__(self, arch: gguf.MODEL_ARCH, n_layer: int):
+        self.block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
+        super().__init__(arch, n_layer)
+
+
 class Names:
     """Names of a checkpoint's tensors in GGUF; collects those that have none."""
 
     def __init__(self, checkpoint: Checkpoint, n_layer: int, config_path: str):
         arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
         self._checkpoint, self._config_path = checkpoint, config_path
-        self._map = gguf.get_tensor_name_map(arch, n_layer) if arch is not None else None
+        self._map = TensorNameMap(arch, n_layer) if arch is not None else None
         self._unknown: list[str] = []
         self._taken: set[str] = set()
 

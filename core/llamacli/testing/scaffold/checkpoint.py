@@ -11,6 +11,7 @@ import attrs
 
 import gguf
 from llamacli.checkpoints import Checkpoint, CheckpointFile, Folder
+from llamacli.checkpoints.file import TensorNameMap
 from llamacli.checkpoints.keys import ROPE_FIELDS, configured_keys, rope_of, settings_of
 from llamacli.errors import ModelFormatError
 from llamacli.testing.hugging_face import KEYS
@@ -60,7 +61,7 @@ class _Guessed(dict[str, str]):
         super().__init__()
         self._names = names  # with their numbers of axes
         self._stems = {re.sub(r"\.(weight|bias)$", "", name) for name in names}
-        maps = [gguf.get_tensor_name_map(arch, 1) for arch in gguf.MODEL_ARCH_NAMES]
+        maps = [TensorNameMap(arch, 1) for arch in gguf.MODEL_ARCH_NAMES]
         self._maps = sorted(maps, key=lambda found: -len(set(filter(None, (self._in(found, x) for x in self._stems)))))
 
     @staticmethod
