@@ -5,11 +5,11 @@ import re
 import tracemalloc
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
 import checkpoint_cases as cases
+import gguf
 from llamacli import load_model
 from llamacli.checkpoints.file import TensorNameMap
 from llamacli.conversion import file_type, unchanged, write

@@ -346,7 +346,7 @@ class CheckpointFile:
         """Do nothing: the mappings live as long as this object."""
 
 
-class TensorNameMap(gguf.TensorNameMap):
+class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
     """gguf's names of an architecture's tensors.
 
     gguf adds those that an architecture alone has to a dictionary of the class, where they would count for every later
