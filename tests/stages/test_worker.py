@@ -122,6 +122,15 @@ def test_rows_go_on_after_a_node_had_no_memory(
         np.testing.assert_array_equal(logits(divided), logits(whole))
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGALRM as an interrupt; SIGINT is ignored in background test runs."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_rows_go_on_after_an_interrupt(tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_gguf("gqa")
     with (
@@ -133,7 +142,7 @@ def test_rows_go_on_after_an_interrupt(tiny_gguf: TinyGguf, plugins: Plugins, mo
 
         def interrupting(peers: Peers, batch: StageBatch) -> None:
             begin(peers, batch)
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGALRM)
             assert interrupted.wait(60)
 
         interrupt = Peers.interrupt
