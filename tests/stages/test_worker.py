@@ -142,8 +142,10 @@ def test_rows_go_on_after_an_interrupt(tiny_gguf: TinyGguf, plugins: Plugins, mo
 
         def interrupting(peers: Peers, batch: StageBatch) -> None:
             begin(peers, batch)
-            signal.pthread_kill(main, signal.SIGALRM)
-            assert interrupted.wait(60)
+            for _ in range(30):  # Python loses one that comes just before it waits
+                signal.pthread_kill(main, signal.SIGALRM)
+                if interrupted.wait(2):
+                    return
 
         interrupt = Peers.interrupt
         with monkeypatch.context() as patch:

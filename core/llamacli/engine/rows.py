@@ -211,6 +211,7 @@ class RowsProgram(DividedProgram):
     ):
         super().__init__(graph, first, stages, replaced)
         self._nodes, self._thread = nodes, ThreadPoolExecutor(1, "llamacli-rows")
+        self._thread.submit(int).result()  # an interrupt while it starts its thread would have it start a second one
 
     def renew(self) -> None:
         super().renew()
