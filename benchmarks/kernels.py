@@ -89,9 +89,10 @@ class Packed:
             args[key] = value
         run["n_rows"] = n_rows
         with contextlib.suppress(ImportError):  # an older checkout
-            from llamacli.kernels.prefetch import prefetch_distance
+            from llamacli.kernels.layout import AHEAD
+            from llamacli.kernels.prefetch import known_distance
 
-            run["ahead"] = ahead or prefetch_distance(None)
+            run["ahead"] = ahead or known_distance() or AHEAD
         seconds = fastest(linear(kind).call, args.ctypes.data, run.ctypes.data, 0, 1)
         return tile / 16, 16 * n_tiles / seconds
 

@@ -39,7 +39,7 @@ def both(
 
 @pytest.fixture(autouse=True)
 def unguarded(request: pytest.FixtureRequest) -> None:
-    """Skip where programs are compiled for each batch: nodes wait for each other within one."""
+    """Skip in guarded programs: nodes wait for each other within a batch."""
     if request.config.pluginmanager.hasplugin("llamacli.testing.guarded"):
         pytest.skip("guarded programs are compiled for each batch size")
 

@@ -17,9 +17,8 @@ from arm import ArmFunction, HostFunction, machine
 from llamacli.errors import InvalidRequestError
 from llamacli.kernels import ir, isa, jit, register_tiles
 from llamacli.kernels.kv_types import cells
-from llamacli.kernels.layout import ACTIVATION, INTEGER_FORMS, START
+from llamacli.kernels.layout import ACTIVATION, AHEAD, INTEGER_FORMS, START
 from llamacli.kernels.packing_formats import ROWS, IntegerPacking
-from llamacli.kernels.prefetch import DEFAULT
 from llamacli.kernels.registry import packings_for
 from llamacli.kv import KV_TYPES, PAGE
 from llamacli.quantization import TensorType
@@ -294,7 +293,7 @@ def test_tile_of_floats_is_bit_equal_under_each_instruction_set(name, kind):
 
 
 def tile(packing, n_tokens):
-    return 8, lambda b, *args: register_tiles.emit_tile(b, packing, n_tokens, *args, ir.I64(DEFAULT))
+    return 8, lambda b, *args: register_tiles.emit_tile(b, packing, n_tokens, *args, ir.I64(AHEAD))
 
 
 @pytest.mark.parametrize(

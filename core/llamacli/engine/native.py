@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
@@ -31,10 +31,10 @@ from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
 from llamacli.kernels.isa import available, isa
 from llamacli.kernels.jit import Kernel
-from llamacli.kernels.layout import LINEAR, ROW, RUN
+from llamacli.kernels.layout import ROW, RUN
 from llamacli.kernels.matrix import Matrix
 from llamacli.kernels.prefetch import prefetch_distance
-from llamacli.kernels.team import STEP, Team, check_threads, run_kernel
+from llamacli.kernels.team import STEP, Team, check_threads
 from llamacli.kv import N_BATCH, KVType
 from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.loaders import ModelFile
@@ -51,8 +51,6 @@ _SLICE_WORK = 4e9
 """Multiplications after which a run returns to Python, so that Ctrl-C is handled within about a tenth of a second."""
 _PIECE_WORK = 5e8
 """Multiplications of a piece of `forward_in_pieces`."""
-_TRIAL_BYTES = 12 << 20
-"""Weights of a trial of prefetch distances: a few milliseconds in all."""
 _PIECE_ROWS = 96
 """Rows of whole tiles of every kernel, by which long steps are cut into pieces."""
 
@@ -209,25 +207,9 @@ class NativeProgram:
         self._watch = weights.watch
         self._tables: dict[KVType, int] = {}
         self._table(KVType("f16", "f16"))
-        self._run["ahead"] = prefetch_distance(self._trial_of_product())
+        kernels = ((step.kernel, step.params) for step in self._steps if isinstance(step.kernel, Kernel))
+        self._run["ahead"] = prefetch_distance(team, kernels)
         self._shared = table.release()
-
-    def _trial_of_product(self) -> Callable[[int], float] | None:
-        """Seconds of _TRIAL_BYTES of a product by prefetch distance."""
-        products = (step for step in self._steps if step.record is LINEAR and not step.params["starts"])
-        step = next((s for s in products if s.params["n_tiles"] * s.params["tile_bytes"] >= _TRIAL_BYTES), None)
-        if step is None or not isinstance(step.kernel, Kernel):
-            return None
-        kernel, params = step.kernel, dict(zip(LINEAR.names or (), step.params[0].tolist(), strict=True))
-        params |= {"n_tiles": -(-_TRIAL_BYTES // params["tile_bytes"]), "n_groups": 1}
-
-        def seconds(ahead: int) -> float:
-            with self._team.lock:
-                started = time.perf_counter()
-                run_kernel(self._team, kernel, LINEAR, n_rows=1, ahead=ahead, **params)
-                return time.perf_counter() - started
-
-        return seconds
 
     def _errors_of(self, step: Step) -> AbstractContextManager[None]:
         description = self._plugin_steps.get(step)

@@ -23,6 +23,9 @@ RUN = record("n_rows", "first_row", "rows", "ahead")
 """Parameters that all steps of a run share: rows `first_row` to `n_rows` - 1 are computed; `rows` is the address of a
 ROW for each. `ahead`: prefetch distance of products bound by memory, see `llamacli.kernels.prefetch`."""
 
+AHEAD = 8192
+"""Prefetch distance in bytes of weights, of products bound by arithmetic and where nothing else is known."""
+
 ROW = record(
     "cell", "position", "kv", "seq_len", "end", "n_ahead", "jump", "token", "given", "adapter_scales", "n_encoded"
 )

@@ -14,8 +14,8 @@ from llamacli.kernels.layout import LINEAR, RUN
 from llamacli.kernels.packing_formats import ROWS, FloatPacking, IntegerPacking, Packing, TiledPacking
 from llamacli.kernels.panels import panel_product
 from llamacli.kernels.prompt_tiles import decoded_product
-from llamacli.kernels.register_tiles import tile_of
-from llamacli.kernels.registry import packing_of
+from llamacli.kernels.register_tiles import is_in_stream, tile_of
+from llamacli.kernels.registry import packing_of, packings
 from llamacli.kernels.tiles import tiled_product
 from llamacli.kernels.work import part_of
 
@@ -38,6 +38,16 @@ def tiled_linear(kind: IntEnum) -> Kernel:
     packing = packing_of(kind)
     assert isinstance(packing, IntegerPacking), f"{kind.name} is no format of integers"
     return product_of(TiledPacking(packing))
+
+
+@functools.cache
+def streaming() -> frozenset[Kernel]:
+    """Kernels that the prefetch distance of RUN matters to.
+
+    Memory alone bounds their products of one row.
+    """
+    some = (packing for packing in packings().values() if is_in_stream(packing, 1))
+    return frozenset(product_of(one) for one in some if not (isinstance(one, FloatPacking) and one.is_tiled))
 
 
 def product_of(packing: Packing) -> Kernel:

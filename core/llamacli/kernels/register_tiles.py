@@ -13,11 +13,8 @@ from typing import Any
 from llamacli.kernels import ir
 from llamacli.kernels.deferred import intrinsic, types
 from llamacli.kernels.isa import AVX512, isa
-from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
+from llamacli.kernels.layout import ACTIVATION, ACTIVATION_BLOCK, AHEAD, CODE_BIAS, INTEGER_FORMS, START, START_VALUE
 from llamacli.kernels.packing_formats import Block, Group, Packing, Term
-
-_AHEAD = 8192
-"""Prefetch distance in bytes of weights, of products bound by arithmetic."""
 
 _STREAM_BYTES = {True: 8, False: 16}
 """Bytes of 16 weights for each token from which on products of one or two tokens are bound by memory, by AVX-512."""
@@ -46,6 +43,11 @@ def tile_of(packing: Packing) -> Any:
     return tile
 
 
+def is_in_stream(packing: Packing, n_tokens: int) -> bool:
+    """True for products that memory alone bounds."""
+    return n_tokens <= 2 and packing.n_bytes >= n_tokens * packing.block * _STREAM_BYTES[isa() in AVX512]
+
+
 def emit_tile(
     b: ir.Builder, packing: Packing, n_tokens: int, weight: ir.Value, n_blocks: ir.Value, x: ir.Value,
     x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, residual: ir.Value,
@@ -56,9 +58,7 @@ def emit_tile(
     `ahead`: prefetch distance of products that memory alone bounds, in bytes of weights.
     """
     multiply = _multiplier(packing)
-    least = n_tokens * packing.block * _STREAM_BYTES[isa() in AVX512]
-    in_stream = n_tokens <= 2 and packing.n_bytes >= least
-    ahead = ahead if in_stream else ir.I64(_AHEAD)
+    ahead = ahead if is_in_stream(packing, n_tokens) else ir.I64(AHEAD)
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:

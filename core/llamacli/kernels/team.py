@@ -44,8 +44,7 @@ from llamacli.kernels import ir
 from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.isa import architecture, target
 from llamacli.kernels.jit import Compiled, Kernel
-from llamacli.kernels.layout import RUN, record
-from llamacli.kernels.prefetch import DEFAULT
+from llamacli.kernels.layout import AHEAD, RUN, record
 from llamacli.util.locking import fork_safe
 from llamacli.util.numa import Node, bind_thread, numa_nodes, thread_nodes
 from llamacli.util.numbers import is_integer
@@ -386,7 +385,7 @@ def run_kernel(
     n_rows: int = 0,
     first_row: int = 0,
     rows: np.ndarray[Any, Any] | None = None,
-    ahead: int = DEFAULT,
+    ahead: int = AHEAD,
     **params: object,
 ) -> None:
     """Run one kernel on a team of threads.
