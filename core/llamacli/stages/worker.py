@@ -7,6 +7,7 @@ import logging
 import queue
 import socket
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,7 +101,7 @@ class Worker:
         self._model: Model | None = None
         self._part: _StageOf | None = None
         self._loaded: object = None
-        self._connections: set[Connection] = set()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._arrivals = Arrivals()
 
     def serve(self, listener: socket.socket) -> None:
@@ -135,7 +136,6 @@ class Worker:
         except Exception:
             _log.exception("%s: the stage failed", peer)
         connection.close()
-        self._connections.discard(connection)
 
     def _serve_one(self, connection: Connection, frame: Frame) -> None:
         if frame.kind != "hello":
