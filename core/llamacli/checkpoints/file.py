@@ -24,6 +24,9 @@ _SHOWN = 8
 _NUMBERED = re.compile(r"(.*\.(?:experts|norms))\.(\d+)\.(.+)")
 """Names of tensors that are stacked: matrices of experts, norms of heads."""
 
+_EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
+"""Fields of config.json that the number of experts may have."""
+
 _SKIPPED = re.compile(
     r"^(mlp|vit\.|vpm\.|siglip2\.|conformer\.|merger\.|resampler\.|sound_encoder\.|sound_projection\.|speech_embeddings\.)"
     r"|visual\.|vision[._]|audio[._]|talker\.|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|image_newline"
@@ -67,9 +70,6 @@ class _Source:
     packed: bool = False
     conversion: Conversion | None = None
     values: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False)
-
-
-_EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
 
 
 class CheckpointFile:
@@ -222,18 +222,18 @@ class CheckpointFile:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
 
     def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
-        fields = _EXPERTS if ".experts." in plain else ()
+        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("norm", ())
         n_expert = next((n for field in fields if isinstance(n := self._settings.get(field), int)), len(found))
         if missing := [i for i in range(n_expert) if i not in found]:
-            raise ModelFormatError(f"{self.path}: {plain}: expert {missing[0]} of {n_expert} is missing")
+            raise ModelFormatError(f"{self.path}: {plain}: {kind} {missing[0]} of {n_expert} is missing")
         if len(found) > n_expert:
-            raise ModelFormatError(f"{self.path}: {plain}: {len(found)} experts, and config.json says {n_expert}")
+            raise ModelFormatError(f"{self.path}: {plain}: {len(found)} {kind}s, and config.json says {n_expert}")
         return tuple(found[i] for i in range(n_expert))
 
     def _shape_of(self, names: tuple[str, ...]) -> Shape:
         shapes = {self._folder.entries[name].shape for name in names}
         if len(shapes) > 1:
-            raise ModelFormatError(f"{self._where(names[0])} and the other experts have different shapes")
+            raise ModelFormatError(f"{self._where(names[0])} and others of its numbers have different shapes")
         shape = shapes.pop()
         return (len(names), *shape) if _NUMBERED.fullmatch(names[0]) else shape
 
