@@ -97,7 +97,7 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
 
         The tokens of the last reply are coloured if they have log-probabilities.
         """
-        lines = [f"<b>{one.role}</b> {html.escape(_shown(one))}" for one in self.history]
+        lines = [f"<b>{html.escape(one.role)}</b> {html.escape(_shown(one))}" for one in self.history]
         if lines and not self.pending and any(token.logprobs for token in self.reply_tokens):
             lines[-1] = f"<b>assistant</b> {coloured(self.model.tokenizer, self.reply_tokens)}"
         return "".join(f'<p style="white-space: pre-wrap">{line}</p>' for line in lines) or html.escape(repr(self))

@@ -77,9 +77,9 @@ class Recording:
         return offset >= self._n_dropped
 
     async def read(self, offset: int) -> bytes:
-        """Bytes from an offset on, when there are any.
+        """Bytes from an offset on, once there are any.
 
-        None at the end.
+        Empty at the end.
         """
         while self.n_bytes <= offset and not self.completed:
             await self._changed.wait()
