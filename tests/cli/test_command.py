@@ -64,7 +64,7 @@ def test_summaries_are_not_cut(name: str, invoke) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["-ngl", "99"], ["--n-gpu-layers=99"], ["-fa", "on"], ["-fa"], ["--no-mmap"], ["-i"], ["-mg", "0"], ["-cnv"],
+        ["-ngl", "99"], ["--n-gpu-layers=99"], ["-fa", "on"], ["-fa"], ["--no-mmap"], ["-i"], ["-sm", "none"], ["-cnv"],
     ],
 )  # fmt: skip
 def test_options_without_effect_are_accepted_with_a_note(args: list[str], run) -> None:
@@ -136,7 +136,7 @@ def test_defaults_in_the_help_are_not_broken(columns: int, invoke) -> None:
 
 def test_no_option_of_ours_is_shadowed() -> None:
     ours = {flag for command in app.commands.values() for param in command.params for flag in param.opts}
-    assert not (ours - {"-b", "-i"}) & FOREIGN.keys()
+    assert not (ours - {"-b", "-i", "-sm", "--split-mode"}) & FOREIGN.keys()
 
 
 def test_llama_bench_options(invoke, model: Path) -> None:

@@ -28,7 +28,7 @@ class Foreign(NamedTuple):
 _WITHOUT_EFFECT = {
     "models run on the CPU":
         "-nkvo --no-kv-offload -kvo --kv-offload -cmoe --cpu-moe --no-op-offload --op-offload -nopo --no-host "
-        "-ngl= --gpu-layers= --n-gpu-layers= -mg= --main-gpu= -dev= --device= "
+        "-ngl= --gpu-layers= --n-gpu-layers= -sm= --split-mode= -mg= --main-gpu= -dev= --device= "
         "-ot= --override-tensor= -ncmoe= --n-cpu-moe= -fit= --fit= -fitt= --fit-target= -fitc= --fit-ctx=",
     "batches are sized automatically, with the same results":
         "-cb --cont-batching -nocb --no-cont-batching -kvu --kv-unified -b= --batch-size= -ub= --ubatch-size= -np= "

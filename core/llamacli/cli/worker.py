@@ -9,6 +9,7 @@ import click
 
 from llamacli.cli import options
 from llamacli.cli.command import Command
+from llamacli.cli.hub import resolve_model
 from llamacli.cli.options import PATH, option
 from llamacli.cli.output import note
 from llamacli.cli.workers import ADDRESS
@@ -47,7 +48,7 @@ def worker(model: str, *, listen: str, secret_file: str, threads: int | None, lo
 
     secret, address = read_secret(secret_file), address_of(listen)
     with listening(address) as listener:
-        server = Worker(Path(model), secret, threads=threads, load=LoadMode(load_mode))
+        server = Worker(Path(resolve_model(model)), secret, threads=threads, load=LoadMode(load_mode))
         host, port = listener.getsockname()[:2]
         note(f"listening on {host}:{port}")
         try:
