@@ -139,7 +139,8 @@ def test_page_of_an_interrupted_copy_is_zeroed_before_reuse(monkeypatch: pytest.
     assert not view(int(table[2]), pages.page_bytes).any()
 
 
-def test_a_copy_takes_one_page_of_the_slab() -> None:
+def test_a_copy_takes_one_page_of_the_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_SLAB_BYTES", 1 << 24)  # one page in guarded programs
     pages, table = pool_module.Pages(4 << 20), np.zeros(3, np.int64)
     pages.allocate(table, 0)
     size = pages.n_bytes

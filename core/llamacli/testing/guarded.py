@@ -91,6 +91,8 @@ def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LOCK = threading.RLock()
+_MOST = 2
+"""Programs of a model that are kept for other batches: Linux allows a process 65,530 mappings."""
 
 
 class _Tight:
@@ -112,9 +114,12 @@ class _Tight:
         for module in _modules("engine"):
             if hasattr(module, "N_BATCH") and module not in (batching, compiled_model):  # which have no buffers
                 vars(module).update(N_BATCH=n)
-        if n not in self._programs:
-            self._programs[n] = self._make()
-        return self._programs[n]
+        program = self._programs.pop(n, None) or self._make()
+        self._programs[n] = program  # the last one used comes last
+        others = [size for size in self._programs if size != 1]
+        if len(others) > _MOST:
+            del self._programs[others[0]]
+        return program
 
     def forward(self, tokens: np.ndarray, spans: Any, n_last: Any, **options: Any) -> np.ndarray:
         with _LOCK:  # the size of a batch is a constant of modules, for all threads
