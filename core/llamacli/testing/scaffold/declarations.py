@@ -46,7 +46,8 @@ class Declarations:
     Shapes are written in terms of the configuration, conditions on layers in terms of its keys.
 
     - `own`: fields of the keys that the family reads itself. `sizes`: known sizes by the expression for them.
-    - `has_rope`: false with learned positions. `layer_norm`: true if norms are layer norms.
+    - `has_rope`: false with learned positions, or with no rotated dimensions.
+    - `layer_norm`: true if norms are layer norms.
     """
 
     def __init__(self, description: Description, class_name: str):
@@ -55,7 +56,7 @@ class Declarations:
         self.own = {
             key: re.sub(r"\W", "_", key) for key in keys if self._is_own(key) and not key.startswith("tokenizer.")
         }
-        self.has_rope = "position_embd.weight" not in description.shapes
+        self.has_rope = "position_embd.weight" not in description.shapes and keys.get("rope.dimension_count") != 0
         self.layer_norm = "attention.layer_norm_epsilon" in keys
         self.n_layer = description.n_layer
         self.sizes = self._known_sizes()
