@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -420,6 +421,7 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
                 server.stop()
 
         server = HttpServer(engine, http, sockets, begin)
+        gc.freeze()  # modules are never garbage, and a full collection of them would hold up streams for 50 ms
         with loading:
             server.run()
         if failures:
