@@ -95,9 +95,9 @@ def test_options_of_rope_are_overrides(llama: Llama) -> None:
     with Llama(str(demo_path()), n_ctx=256, rope_freq_base=500.0, rope_freq_scale=0.5) as other:
         overrides = {"{arch}.rope.freq_base": 500.0, "{arch}.rope.scaling.type": "linear"}
         with load_model(demo_path(), overrides=overrides | {"{arch}.rope.scaling.factor": 2.0}) as model:
-            expected = model.create_completion(PROMPT, max_tokens=12, temperature=0)
-        assert text(other(PROMPT, max_tokens=12, temperature=0)) == text(expected)
-        assert text(llama(PROMPT, max_tokens=12, temperature=0)) != text(expected)
+            expected = model.create_completion(PROMPT, max_tokens=60, temperature=0)
+        assert text(other(PROMPT, max_tokens=60, temperature=0)) == text(expected)
+        assert text(llama(PROMPT, max_tokens=60, temperature=0)) != text(expected)
 
 
 def test_embeddings() -> None:

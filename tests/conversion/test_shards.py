@@ -12,11 +12,11 @@ from llamacli.conversion.shards import kept_shards, shards_by_limit
 from llamacli.gguf import GGUFFile, open_gguf
 from llamacli.hub.demo import demo_path
 
-BY_TENSORS = ("235a312a", "d0a4622d", "54a2d5a8", "72d39fee", "e259ea81", "6212ff20", "67483b2d", "8b0be1f2")
+BY_TENSORS = ("0d4d05bd", "9b046120", "7e673e7d", "3cd93498", "4d4fa15e", "f173db2c", "bc55f9c9", "586bdf0e")
 """Digests of the shards of the demo model by `gguf-split --split-max-tensors 7`."""
-BY_SIZE = ("0ec840ae", "5ae990bd", "ab9971b6", "1750436f")
+BY_SIZE = ("810a0d53", "2b8f9536", "5c5cee1b", "a8b251a1")
 """The same by `--split-max-size 1M`."""
-MERGED = "bb863b11"
+MERGED = "2a633267"
 """The same of the first ones by `gguf-split --merge`."""
 
 
