@@ -18,6 +18,7 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import Model, load_model
+from llamacli.engine.packed_copies import folder
 from llamacli.engine.stages import StageBatch
 from llamacli.errors import InvalidRequestError, OutOfMemoryError, StageError
 from llamacli.hub.demo import demo_path
@@ -33,20 +34,22 @@ from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import SpareList, StagedEngine, Workers
 from llamacli.stages.peers import Peers
 from llamacli.stages.worker import Worker, listen
-from llamacli.util.settings import SplitMode
+from llamacli.util.settings import LoadMode, SplitMode
 
 SECRET = b"a secret of the tests"
 TOKENS = [(7 * i + 3) % 90 for i in range(40)]
 
 
 @contextmanager
-def served(path: Path, plugins: Plugins, threads: int | None = None) -> Iterator[tuple[str, int]]:
+def served(
+    path: Path, plugins: Plugins, threads: int | None = None, load: LoadMode = LoadMode.AUTO
+) -> Iterator[tuple[str, int]]:
     """Address of a worker on a thread.
 
     Nodes of one process that divide rows need different `threads`, as a team runs one program at a time.
     """
     with listen(("127.0.0.1", 0)) as listener:
-        worker = Worker(path, SECRET, threads=threads, plugins=plugins)
+        worker = Worker(path, SECRET, threads=threads, load=load, plugins=plugins)
         thread = threading.Thread(target=worker.serve, args=(listener,))
         thread.start()
         try:
@@ -176,6 +179,27 @@ def test_a_worker_serves_one_caller_after_the_other(tiny_gguf: TinyGguf, plugins
                 load(path, plugins, one)
         with load(path, plugins, one) as second:  # it waits until the first one has left
             np.testing.assert_array_equal(logits(second), expected)
+
+
+@pytest.mark.parametrize("mode", SplitMode)
+def test_a_worker_whose_mapped_copy_is_cut_loads_it_again(
+    mode: SplitMode, tiny_gguf: TinyGguf, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path)
+    path = tiny_gguf("gqa")
+    with (
+        served(path, plugins, threads=2, load=LoadMode.MAP) as one,
+        load_model(path, plugins=plugins, load="memory") as whole,
+        load(path, plugins, one, mode=mode, threads=1, load=LoadMode.MEMORY) as divided,
+    ):
+        expected = logits(whole)
+        np.testing.assert_array_equal(logits(divided), expected)
+        (copy,) = (tmp_path / "packed").iterdir()
+        os.truncate(copy, 4096)
+        with pytest.raises(StageError, match=rf"worker 127.0.0.1:{one[1]}: .*{copy} was cut or changed"):
+            logits(divided)
+        divided.program.renew()
+        np.testing.assert_array_equal(logits(divided), expected)
 
 
 def test_a_wrong_secret_is_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:

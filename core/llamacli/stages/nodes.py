@@ -12,7 +12,7 @@ import attrs
 from llamacli.engine.stages import StageRunner
 from llamacli.errors import LlamaCliError, StageError
 from llamacli.stages.frames import Connection, Frame, address_of
-from llamacli.stages.messages import batch_of
+from llamacli.stages.messages import batch_of, send_error
 from llamacli.stages.peers import End, Peers
 
 _JOIN_S = 20.0
@@ -92,6 +92,16 @@ class Arrivals:
             return self._found.pop((session, number))
 
 
+def expect_whole(caller: Connection, runner: StageRunner, error: Exception) -> None:
+    """End a stage whose weights are lost by the error of a batch.
+
+    The caller is told so: this worker loads them again when it is asked for the stage. Raises the error then.
+    """
+    if not runner.program.is_whole:
+        send_error(caller, 0, error)
+        raise error
+
+
 def run_rows(caller: Connection, runner: StageRunner, peers: Peers) -> None:
     """Compute a caller's batches with the other nodes.
 
@@ -110,6 +120,7 @@ def run_rows(caller: Connection, runner: StageRunner, peers: Peers) -> None:
         except Exception as error:
             if peers.is_lost:
                 raise
+            expect_whole(caller, runner, error)
             if not isinstance(error, LlamaCliError):
                 _log.exception("%s: batch %d failed", caller.peer, number)
             peers.fail(error)
