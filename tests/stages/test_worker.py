@@ -42,13 +42,13 @@ TOKENS = [(7 * i + 3) % 90 for i in range(40)]
 
 @contextmanager
 def served(
-    path: Path, plugins: Plugins, threads: int | None = None, load: LoadMode = LoadMode.AUTO
+    path: Path, plugins: Plugins, threads: int | None = None, load: LoadMode = LoadMode.AUTO, port: int = 0
 ) -> Iterator[tuple[str, int]]:
     """Address of a worker on a thread.
 
     Nodes of one process that divide rows need different `threads`, as a team runs one program at a time.
     """
-    with listen(("127.0.0.1", 0)) as listener:
+    with listen(("127.0.0.1", port)) as listener:
         worker = Worker(path, SECRET, threads=threads, load=load, plugins=plugins)
         thread = threading.Thread(target=worker.serve, args=(listener,))
         thread.start()
@@ -332,6 +332,65 @@ def test_a_spare_worker_replays_the_requests_of_a_lost_one(
     errors = [answer for answer in failed if isinstance(answer, StageLostError)]
     assert errors or variant != "gqa"  # texts of a quicker model may end before the loss
     assert all("1 were lost during the request" in str(error) for error in errors)
+
+
+def status_is(engine: LocalEngine, status: str) -> None:
+    """Wait for a state of the engine."""
+    for _ in range(2000):
+        if engine.stats().status == status:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{engine.stats().status} is not {status}")
+
+
+@contextmanager
+def serving(path: Path, *workers: tuple[str, int]) -> Iterator[LocalEngine]:
+    """Engine on a worker and spare ones, once it is loaded."""
+    limits = EngineSettings(threads=1, n_ctx=300, workers=Workers(workers[:1], SECRET, spares=workers[1:]))
+    engine = LocalEngine([ModelSource("m", path)], limits)
+    try:
+        engine.load("m").result()
+        assert engine.stats().status == "ok"
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.mark.medium
+def test_the_state_of_a_server_until_a_spare_worker_works(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced without a request."""
+    path, goes_on, prepare = tiny_gguf("gqa"), threading.Event(), StagedEngine._prepare
+    with ExitStack() as lost, served(path, plugins) as spare:
+        one = lost.enter_context(served(path, plugins))
+        with serving(path, one, spare) as engine:
+            monkeypatch.setattr(StagedEngine, "_prepare", lambda *given: goes_on.wait(30) and prepare(*given))
+            lost.close()
+            status_is(engine, "stage_lost")
+            threading.Event().wait(0.2)
+            assert engine.stats().status == "stage_lost"
+            goes_on.set()
+            status_is(engine, "ok")
+            asyncio.run(answers(engine, 1))
+
+
+@pytest.mark.medium
+def test_the_state_of_a_server_until_a_worker_is_started_again(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamacli.serve.engine._RETRY", 0.1)
+    path = tiny_gguf("gqa")
+    with ExitStack() as lost:
+        one = lost.enter_context(served(path, plugins))
+        with serving(path, one) as engine:
+            lost.close()
+            while not engine.models()[0].failure:  # nor could it be loaded again
+                threading.Event().wait(0.01)
+            assert engine.stats().status == "stage_lost"
+            with served(path, plugins, port=one[1]):
+                status_is(engine, "ok")
+                asyncio.run(answers(engine, 1))
 
 
 @contextmanager
