@@ -25,7 +25,7 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import stage_engine
 from llamacli.stages.messages import BEAT_S, batch_of, digest_of, kv_type_of, send_error, version
-from llamacli.stages.nodes import Arrivals, expect_whole, run_rows
+from llamacli.stages.nodes import LEAVE_S, Arrivals, expect_whole, run_rows
 from llamacli.stages.peers import Peers
 from llamacli.stages.plan import Division, read_speed
 from llamacli.util.settings import LoadMode, SplitMode
@@ -217,7 +217,7 @@ def _run_batches(connection: Connection, runner: StageRunner) -> None:
             try:
                 results = runner.run(*batch_of(frame))
             except Exception as error:
-                expect_whole(connection, runner, error)
+                expect_whole(connection, runner, error, lambda: reader.join(LEAVE_S))
                 if not isinstance(error, LlamaCliError):
                     _log.exception("%s: batch %d failed", connection.peer, expected)
                 send_error(connection, expected, error)
