@@ -38,6 +38,9 @@ SECRET = b"a secret of the benchmark"
 N_BATCH = 512
 """Tokens of a batch of a prompt."""
 
+N_PIECE = 128
+"""Tokens of a batch of a pipeline, but with experts."""
+
 N_PROMPT = 4096
 """Tokens of a simulated prompt."""
 
@@ -209,11 +212,11 @@ def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]
     """
     step_s, batch_s = 1 / alone["generation cpu"], N_BATCH / alone["prompt cpu"]
     number_s = 32 / bits
-    row_s, n_batches = number_s * alone["width"], -(-N_PROMPT // N_BATCH)
+    row_s, n_batches, n_pieces = number_s * alone["width"], N_PROMPT // N_BATCH, N_PROMPT // N_PIECE
     token_s = step_s + n_nodes * (LATENCY_S + row_s)  # back to the caller too
-    stage_s = max(batch_s / n_nodes, N_BATCH * row_s)
-    filled_s = (n_nodes - 1) * (batch_s / n_nodes + N_BATCH * row_s + LATENCY_S)
-    layers = [1 / token_s, n_nodes / token_s, N_PROMPT / (n_batches * stage_s + filled_s)]
+    stage_s, sending_s = batch_s / n_nodes * N_PIECE / N_BATCH, N_PIECE * row_s
+    filled_s = (n_nodes - 1) * (stage_s + sending_s + LATENCY_S)
+    layers = [1 / token_s, n_nodes / token_s, N_PROMPT / (n_pieces * max(stage_s, sending_s) + filled_s)]
     others, latency_s = (n_nodes - 1) / n_nodes, LATENCY_S * (4 * alone["layers"] + 1)
     gathered_s, logits_s = number_s * others * alone["gathered"], number_s * others * alone["vocabulary"]
     text_s = step_s / n_nodes + latency_s + gathered_s + logits_s
@@ -245,7 +248,7 @@ def main() -> None:
     def median(mode: str, name: str) -> float:
         return statistics.median(turn[mode][name] for turn in turns)
 
-    n_batches = -(-given.prompt // N_BATCH)
+    n_batches = -(-given.prompt // N_PIECE)
     bounds = {
         LAYER: {"generation": 1.0, "prompt": 2 * n_batches / (n_batches + 1)},
         ROW: {"generation": 2.0, "prompt": 2.0},
