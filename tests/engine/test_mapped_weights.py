@@ -160,7 +160,7 @@ def test_a_copy_that_is_found_changed_while_it_is_loaded_is_made_again(
 def test_a_copy_that_is_changed_in_use(
     change: str, made: str, path: Path, load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names it, and the model that is loaded next makes it again."""
+    """The error names it, and the next load makes it again."""
     if made == "before":
         load(path).close()
     model = load(path)

@@ -390,9 +390,10 @@ class LocalEngine:
             while not self._commands.empty():
                 self._commands.get()()
             self._unload_idle()
-            offered = [one for _, entry in self._items() if (one := entry.loaded) and not entry.removed]
             busy = [one for one in self._loaded() if one.scheduler.busy]
-            busy += [one for one in offered if one.scheduler.has_lost and one not in busy]
+            if not busy:
+                offered = [one for _, entry in self._items() if (one := entry.loaded) and not entry.removed]
+                busy = [one for one in offered if one.scheduler.has_lost]
             busy = [one for one in busy if one.scheduler.has_clients] or busy
             if busy:
                 self._step(min(busy, key=lambda one: one.used), busy)
@@ -481,7 +482,7 @@ class LocalEngine:
 
 
 def _state(entries: Sequence[Entry]) -> str:
-    """Whether one of the models can run, see EngineStats."""
+    """State of the models, see EngineStats."""
     loaded = [entry.loaded for entry in entries if entry.loaded]
     if any(not one.scheduler.has_lost for one in loaded):
         return "ok"

@@ -190,7 +190,7 @@ class Scheduler:
 
     @property
     def has_lost(self) -> bool:
-        """True from the loss of a pipeline stage until another has taken its place."""
+        """True from the loss of a pipeline stage until it is replaced."""
         program = self.model.program
         return self._renewal is not None or (isinstance(program, DividedProgram) and not program.is_whole)
 
@@ -293,7 +293,7 @@ class Scheduler:
         """
         now = self._clock()
         self._drop(now)
-        if self._renewal is None and not self.running and self.has_lost:
+        if self._renewal is None and not self.running.sequences and self.has_lost:
             self._replay(StageError("a stage was lost"))
         if self._renewal is not None and not self._is_renewed(self._renewal):
             return self._lifecycle.take_events()

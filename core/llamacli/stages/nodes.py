@@ -97,7 +97,7 @@ class Arrivals:
 
 
 def expect_whole(caller: Connection, runner: StageRunner, error: Exception, leave: Callable[[], None]) -> None:
-    """End a stage whose weights are lost by the error of a batch.
+    """End a stage whose weights are lost by a batch's error.
 
     The caller is told so: this worker loads them again when it is asked for the stage. `leave` reads until the caller
     has left, for closing a connection with unread frames takes back what was sent. Raises the error then.
