@@ -4,10 +4,13 @@
     python benchmarks/mapped.py FILE.gguf [-t N] [--tokens 8] [--share 0.5] [--turns 3] [--json OUT.json]
 
 Each turn runs in processes of a memory cgroup with `--share` of the file's bytes, one after another: a plain read of
-the file, which gives the disk's speed; llamacli with `load="map"`; llama.cpp with mmap, where `llama_cpp` is installed.
-Pages of the files leave the system's cache first. Prints tokens a second, the bytes that a token read from disk, and
-the speed in units of the bound: the disk's speed divided by the bytes of weights that the limit does not hold. Needs
-root and a cgroup controller of memory. Other programs on the machine falsify all but the bytes.
+the file, which gives the disk's speed; llamacli with `load="map"`; llama.cpp with mmap, where `llama_cpp` is installed;
+and llamacli with weights in memory, without a limit. Pages of the files leave the system's cache first. All evaluate
+the same tokens, each another one than before, so that a mixture chooses other experts. Prints tokens a second, the
+bytes that a token read from disk, and the speed in units of the bound: that of weights in memory, or the fastest read
+divided by the bytes that a token has to read, if that is slower. It has to read the weights that the limit does not
+hold, or what it did read, if these are fewer: a token of a mixture uses few experts. Needs root and a cgroup controller
+of memory. Other programs on the machine falsify all but the bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 PROMPT = [1, 2, 3]
+MEMORY = "memory"
 
 
 def read_bytes() -> int:
@@ -47,38 +52,45 @@ def read_plainly(path: Path) -> dict[str, float]:
     return {"bytes/s": (read_bytes() - before) / (time.perf_counter() - started)}
 
 
-def generate(path: Path, threads: int, n_tokens: int) -> dict[str, float]:
-    """Speed of llamacli, from the second token on."""
+def tokens_of(n: int) -> list[int]:
+    """Token ids to evaluate."""
+    return [100 + i * 31 % 5000 for i in range(n)]
+
+
+def evaluate(path: Path, threads: int, n_tokens: int, load: str = "map") -> dict[str, float]:
+    """Speed of llamacli, behind a prompt and a token."""
     import llamacli
 
-    with llamacli.load_model(path, threads=threads, load="map") as model, model.create_session(n_ctx=256) as session:
-        tokens = session.generate(PROMPT, max_tokens=n_tokens + 1, ignore_eos=True)
-        next(tokens)
-        return _timed(lambda: [*tokens], n_tokens)
+    with llamacli.load_model(path, threads=threads, load=load) as model, model.create_session(n_ctx=256) as session:
+        session.eval(PROMPT)
+        return _timed(lambda token: session.eval([token]), n_tokens)
 
 
-def generate_by_peer(path: Path, threads: int, n_tokens: int) -> dict[str, float]:
-    """Speed of llama.cpp, from the second token on."""
+def evaluate_in_memory(path: Path, threads: int, n_tokens: int) -> dict[str, float]:
+    """Speed of llamacli with weights in memory."""
+    return evaluate(path, threads, n_tokens, "memory")
+
+
+def evaluate_by_peer(path: Path, threads: int, n_tokens: int) -> dict[str, float]:
+    """Speed of llama.cpp, behind a prompt and a token."""
     import llama_cpp
 
     model = llama_cpp.Llama(str(path), n_threads=threads, n_threads_batch=threads, n_ctx=256, verbose=False)
     model.eval(PROMPT)
-
-    def run() -> None:
-        for _ in range(n_tokens):
-            model.eval([model.sample(temp=0.0)])
-
-    return _timed(run, n_tokens)
+    return _timed(lambda token: model.eval([token]), n_tokens)
 
 
-def _timed(run: object, n_tokens: int) -> dict[str, float]:
+def _timed(evaluated: Callable[[int], object], n_tokens: int) -> dict[str, float]:
+    first, *others = tokens_of(n_tokens + 1)
+    evaluated(first)
     started, before = time.perf_counter(), read_bytes()
-    run()  # type: ignore[operator]
+    for token in others:
+        evaluated(token)
     seconds = time.perf_counter() - started
     return {"tokens/s": n_tokens / seconds, "bytes a token": (read_bytes() - before) / n_tokens}
 
 
-KINDS = {"disk": read_plainly, "llamacli": generate, "llama.cpp": generate_by_peer}
+KINDS = {"disk": read_plainly, MEMORY: evaluate_in_memory, "llamacli": evaluate, "llama.cpp": evaluate_by_peer}
 
 
 def limited(limit: int | None, *arguments: str) -> dict[str, float] | None:
@@ -131,16 +143,19 @@ def main() -> None:
         for kind in KINDS:
             drop(given.file)
             drop(copy.path)
-            result = limited(limit, kind, str(given.file), *(() if kind == "disk" else sizes))
+            result = limited(
+                None if kind == MEMORY else limit, kind, str(given.file), *(() if kind == "disk" else sizes)
+            )
             if result is not None:
                 print(f"{kind}: " + ", ".join(f"{value:.3g} {name}" for name, value in result.items()))
                 found.setdefault(kind, []).append(result)
-    speeds = [result["bytes/s"] for result in found.pop("disk", [])]
+    fastest = max((result["bytes/s"] for result in found.pop("disk", [])), default=float("nan"))
+    in_memory = statistics.median(result["tokens/s"] for result in found.pop(MEMORY))
     for kind, results in found.items():
         weights = copy.n_bytes if kind == "llamacli" else given.file.stat().st_size
-        median = statistics.median(result["tokens/s"] for result in results)
-        share = median * (weights - limit) / max(speeds, default=float("nan"))
-        print(f"{kind}: median {median:.3g} tokens/s, {share:.2f} of the bound by the fastest read")
+        speed, read = (statistics.median(result[name] for result in results) for name in results[0])
+        bound = min(in_memory, fastest / max(1.0, min(read, weights - limit)))
+        print(f"{kind}: median {speed:.3g} tokens/s, {speed / bound:.2f} of the bound, {bound:.3g}")
     if len(found) == 2:
         pairs = zip(found["llamacli"], found["llama.cpp"], strict=False)
         ratio = statistics.median(ours["tokens/s"] / theirs["tokens/s"] for ours, theirs in pairs)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure a model that is divided among two processes.
 
-    python benchmarks/pipeline.py FILE.gguf [--tokens 32] [--prompt 1024] [--turns 3] [--json OUT.json]
+    python benchmarks/pipeline.py FILE.gguf [--tokens 32] [--prompt 1024] [--turns 3] [--peer BIN] [--json OUT.json]
 
 One process alone, with one thread, and this model divided in equal shares among a caller and a `llamacli worker` on the
 loopback, by layers and by rows, take turns. Prints memory (the peak of each, beside the process alone), and tokens a
@@ -11,20 +11,26 @@ in which the pipeline fills; that of rows: twice as fast. Both processes read th
 1 and 10 Gbit/s and 2 to 8 nodes, of one thread each, from the processor time of the process alone: layers divided
 (pipeline parallelism), and rows of each product divided (all-gather: each node sends its part of a vector to all
 others, four times a layer and once for the logits; no sums are divided).
+`--peer` is the folder of llama.cpp's `ggml-rpc-server` and `llama-bench`, built with GGML_RPC: llama.cpp with one
+thread, and on two RPC servers of one thread each, by layers (`-sm layer`) and within tensors (`-sm tensor`), take turns
+with the others, with the same prompt and as many tokens behind it.
 `--json` writes the simulated rows as benchmarks/results has them, with what was measured as the note.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +38,16 @@ SECRET = b"a secret of the benchmark"
 N_BATCH = 512
 """Tokens of a batch of a prompt."""
 
+N_PIECE = 128
+"""Tokens of a batch of a pipeline, but with experts."""
+
 N_PROMPT = 4096
 """Tokens of a simulated prompt."""
 
 ALONE, LAYER, ROW = MODES = "alone", "layer", "row"
+PEERS = {ALONE: "none", LAYER: "layer", ROW: "tensor"}
+"""Split modes of llama.cpp that divide the same."""
+
 WHAT = ("one text", "a text for each node", "prompt")
 SPEEDS = {"generation cpu": "text", "prompt cpu": "prompt"}
 
@@ -115,13 +127,81 @@ def run(path: Path, given: argparse.Namespace, mode: str) -> dict[str, float]:
             ]
             result: dict[str, float] = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
             if worker is not None:
-                status = Path(f"/proc/{worker.pid}/status").read_text()
-                result["worker peak"] = 1024.0 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])
+                result["worker peak"] = _peak(worker.pid)
         finally:
             if worker is not None:
-                worker.terminate()
-                worker.communicate()
+                _end(worker)
     return result
+
+
+def run_peer(given: argparse.Namespace, mode: str) -> dict[str, float]:
+    """Measure llama.cpp in a mode, with RPC servers unless it is alone."""
+    with contextlib.ExitStack() as ended:
+        servers = list[subprocess.Popen[bytes]]()
+        options = ["-m", str(given.file), "-t", "1", "-r", "1", "-o", "json", "-sm", PEERS[mode]]
+        if mode == ALONE:
+            options += ["-ngl", "0"]
+        else:
+            addresses = list[str]()
+            for _ in range(2):
+                port = _free_port()
+                command = [str(given.peer / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+                servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+                ended.callback(_end, servers[-1])
+                addresses.append(f"127.0.0.1:{port}")
+                _wait_for(port, servers[-1])
+            options += ["-ngl", "99", "--rpc", ",".join(addresses), "-ts", "1/1"]
+
+        def speed(*counts: str) -> float:
+            command = [str(given.peer / "llama-bench"), *options, *counts]
+            return float(json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL))[0]["avg_ts"])
+
+        result = {
+            "prompt": speed("-p", str(given.prompt), "-n", "0"),
+            "generation": speed("-p", "0", "-n", str(given.tokens), "-d", str(given.prompt)),
+        }
+        return result | {f"peak {i}": _peak(server.pid) for i, server in enumerate(servers)}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    while True:
+        assert server.poll() is None, "the RPC server has ended"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+
+
+def _peak(pid: int) -> float:
+    return 1024.0 * int(re.findall(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    process.communicate()
+
+
+def beside_peer(turns: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Medians of llama.cpp, and ours in units of them; printed too."""
+    found = dict[str, Any]()
+    for mode, split in PEERS.items():
+        of_mode = found[f"llama.cpp {split}"] = dict[str, Any]()
+        for name in ("generation", "prompt"):
+            speed = statistics.median(turn[f"peer {mode}"][name] for turn in turns)
+            ratio = statistics.median(turn[mode][name] / turn[f"peer {mode}"][name] for turn in turns)
+            to_alone = statistics.median(turn[f"peer {mode}"][name] / turn[f"peer {ALONE}"][name] for turn in turns)
+            measured = {"tokens/s": speed, "to alone": to_alone, f"llamacli {mode} in units of it": ratio}
+            of_mode[name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
+            print(f"llama.cpp {split}, {name}: {of_mode[name]}")
+        if mode != ALONE:
+            peaks = [statistics.median(turn[f"peer {mode}"][f"peak {i}"] for turn in turns) for i in range(2)]
+            of_mode["peaks of the servers, MB"] = ", ".join(f"{peak / 1e6:.0f}" for peak in peaks)
+            print(f"llama.cpp {split}: peaks of memory of the servers {of_mode['peaks of the servers, MB']} MB")
+    return found
 
 
 def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]:
@@ -132,11 +212,11 @@ def simulated(alone: dict[str, float], n_nodes: int, bits: float) -> list[float]
     """
     step_s, batch_s = 1 / alone["generation cpu"], N_BATCH / alone["prompt cpu"]
     number_s = 32 / bits
-    row_s, n_batches = number_s * alone["width"], -(-N_PROMPT // N_BATCH)
+    row_s, n_batches, n_pieces = number_s * alone["width"], N_PROMPT // N_BATCH, N_PROMPT // N_PIECE
     token_s = step_s + n_nodes * (LATENCY_S + row_s)  # back to the caller too
-    stage_s = max(batch_s / n_nodes, N_BATCH * row_s)
-    filled_s = (n_nodes - 1) * (batch_s / n_nodes + N_BATCH * row_s + LATENCY_S)
-    layers = [1 / token_s, n_nodes / token_s, N_PROMPT / (n_batches * stage_s + filled_s)]
+    stage_s, sending_s = batch_s / n_nodes * N_PIECE / N_BATCH, N_PIECE * row_s
+    filled_s = (n_nodes - 1) * (stage_s + sending_s + LATENCY_S)
+    layers = [1 / token_s, n_nodes / token_s, N_PROMPT / (n_pieces * max(stage_s, sending_s) + filled_s)]
     others, latency_s = (n_nodes - 1) / n_nodes, LATENCY_S * (4 * alone["layers"] + 1)
     gathered_s, logits_s = number_s * others * alone["gathered"], number_s * others * alone["vocabulary"]
     text_s = step_s / n_nodes + latency_s + gathered_s + logits_s
@@ -154,14 +234,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--peer", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    turns = [{mode: run(given.file, given, mode) for mode in MODES} for _ in range(given.turns)]
+    turns = list[dict[str, dict[str, float]]]()
+    for _ in range(given.turns):
+        turns.append({})
+        for mode in MODES:
+            turns[-1][mode] = run(given.file, given, mode)
+            if given.peer:
+                turns[-1][f"peer {mode}"] = run_peer(given, mode)
 
     def median(mode: str, name: str) -> float:
         return statistics.median(turn[mode][name] for turn in turns)
 
-    n_batches = -(-given.prompt // N_BATCH)
+    n_batches = -(-given.prompt // N_PIECE)
     bounds = {
         LAYER: {"generation": 1.0, "prompt": 2 * n_batches / (n_batches + 1)},
         ROW: {"generation": 2.0, "prompt": 2.0},
@@ -177,6 +264,8 @@ def main() -> None:
             measured = {"tokens/s": median(mode, name), "to alone": ratio, "of the bound": ratio / bound}
             found[mode][name] = {what: float(f"{value:.3g}") for what, value in measured.items()}
             print(f"{mode}, {name}: {found[mode][name]}, {median(ALONE, name):.1f} tokens/s alone")
+    if given.peer:
+        found |= beside_peer(turns)
     alone = {name: median(ALONE, name) for name in turns[0][ALONE]}
     rows = [
         [f"{bits / 1e9:.0f}", n_nodes, *(float(f"{speed:.3g}") for speed in simulated(alone, n_nodes, bits))]

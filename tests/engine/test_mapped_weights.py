@@ -117,29 +117,50 @@ def test_a_refused_load_keeps_the_copy(
     assert "is made again" not in caplog.text
 
 
-@pytest.mark.parametrize("tensor", ["blk.1.ffn_down_exps", "blk.1.attn_q", "token_embd"])
-def test_a_changed_tensor_is_found_when_it_is_first_used(tensor: str, experts: Path, load: Load, cache: Path) -> None:
-    with load(experts) as model:
-        expected = logits(model)
-    (copy,) = cache.iterdir()
+def damage(copy: Path, tensor: str) -> None:
+    """Change the bytes of a tensor; the index stays as it was."""
     index = read_index(np.memmap(copy, np.uint8, "r"))
     entry = next(entry for name, entry in index.tensors.items() if name.startswith(tensor))
     with copy.open("r+b") as file:
         file.seek(entry.start)
         file.write(bytes(byte ^ 1 for byte in os.pread(file.fileno(), entry.n_bytes, entry.start)))
-    with pytest.raises(FileChangedError, match=f"{copy} was cut or changed"), load(experts) as model:
+
+
+@pytest.mark.parametrize("tensor", ["blk.1.ffn_down_exps", "blk.1.attn_q"])
+def test_a_changed_tensor_is_found_when_it_is_first_used(tensor: str, experts: Path, load: Load, cache: Path) -> None:
+    with load(experts) as model:
+        expected = logits(model)
+    (copy,) = cache.iterdir()
+    damage(copy, tensor)
+    with load(experts) as model, pytest.raises(FileChangedError, match=f"{copy} was cut or changed"):
         logits(model)
     assert not copy.exists()
     with load(experts) as model:  # it is made again
         np.testing.assert_array_equal(logits(model), expected)
 
 
+def test_a_copy_that_is_found_changed_while_it_is_loaded_is_made_again(
+    experts: Path, load: Load, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(experts) as model:
+        expected = logits(model)
+    (copy,) = cache.iterdir()
+    damaged = copy.stat().st_ino
+    damage(copy, "token_embd")
+    for _ in range(2):
+        with load(experts) as model:
+            np.testing.assert_array_equal(logits(model), expected)
+    (message,) = caplog.messages
+    assert message.startswith(f"the packed copy is made again: {copy} was cut or changed")
+    assert copy.stat().st_ino != damaged
+
+
 @pytest.mark.parametrize("made", ["now", "before"])
-@pytest.mark.parametrize("change", ["cut", "written", "replaced"])
+@pytest.mark.parametrize("change", ["cut", "written", "damaged", "replaced"])
 def test_a_copy_that_is_changed_in_use(
     change: str, made: str, path: Path, load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names it, and the model can be loaded again."""
+    """The error names it, and the next load makes it again."""
     if made == "before":
         load(path).close()
     model = load(path)
@@ -150,6 +171,8 @@ def test_a_copy_that_is_changed_in_use(
         os.truncate(copy, 4096)
     elif change == "written":
         copy.write_bytes(bytes(len(whole)))
+    elif change == "damaged":
+        damage(copy, "blk.1.attn_q")
     else:
         copy.with_name("other").write_bytes(bytes(len(whole)))
         copy.with_name("other").replace(copy)
@@ -158,7 +181,9 @@ def test_a_copy_that_is_changed_in_use(
     for _ in range(2):
         with pytest.raises(FileChangedError, match=f"{copy} was cut or changed while it was in use"):
             logits(model)
+    assert not copy.exists()
     np.testing.assert_array_equal(logits(load(path)), expected)
+    assert read_index(np.memmap(copy, np.uint8, "r")) == read_index(np.frombuffer(whole, np.uint8))
 
 
 def test_a_copy_that_is_cut_while_it_is_written(

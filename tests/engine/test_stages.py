@@ -101,7 +101,7 @@ def test_a_graph_is_cut_between_layers_only(tiny_gguf: TinyGguf, plugins: Plugin
 
 def test_batches_of_a_prompt_are_in_several_stages_at_once(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     """The second is begun before the first has left the last stage."""
-    prompt = [(7 * i + 3) % 90 for i in range(3 * N_BATCH)]
+    prompt = [(7 * i + 3) % 90 for i in range(N_BATCH)]
     path = tiny_gguf("gqa", metadata={"llama.context_length": 2000})
     with both(path, plugins) as (whole, divided):
         begun, ended = [], []
@@ -126,3 +126,19 @@ def test_batches_of_a_prompt_are_in_several_stages_at_once(tiny_gguf: TinyGguf, 
         )
         assert begun[:2] == [0, 0]
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("variant", slow_but(["gqa"], ["gqa", "gemma3", "mamba2", "rwkv7"]))
+def test_prompts_of_several_batches_give_equal_bits(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    prompt = [(7 * i + 3) % 90 for i in range(3 * N_BATCH // 4)]
+    with both(tiny_gguf(variant), plugins) as (whole, divided):
+        assert divided.program.piece < len(prompt)  # type: ignore[attr-defined]
+        with whole.create_session(n_ctx=500) as one, divided.create_session(n_ctx=500) as other:
+            for text in (prompt[:300], prompt[300:]):
+                np.testing.assert_array_equal(other.eval(text), one.eval(text))
+
+
+@pytest.mark.parametrize("variant", ["qwen3moe", "t5", "bert"])
+def test_batches_that_are_not_cut(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    with both(tiny_gguf(variant), plugins) as (_, divided):
+        assert divided.program.piece == N_BATCH  # type: ignore[attr-defined]

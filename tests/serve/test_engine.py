@@ -652,7 +652,8 @@ def test_models_are_added_and_removed_while_the_server_runs(demo: Model, tmp_pat
     run(demo, use, models_max=2)
 
 
-def test_a_model_whose_file_was_cut_is_loaded_again(demo, tmp_path, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("change", ["cut", "damaged"])
+def test_a_model_whose_file_was_cut_is_loaded_again(change, demo, tmp_path, monkeypatch, caplog) -> None:
     """Its requests end with an error, those that follow are served."""
     monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path)
 
@@ -661,7 +662,12 @@ def test_a_model_whose_file_was_cut_is_loaded_again(demo, tmp_path, monkeypatch,
         before = result(await events_of(engine, request(demo, "a")))
         (copy,) = (tmp_path / "packed").iterdir()
         pin = await engine.pin("demo")  # a call that still needs the model that is lost
-        os.truncate(copy, 4096)
+        if change == "cut":
+            os.truncate(copy, 4096)
+        else:  # its index is as it was
+            with copy.open("r+b") as file:
+                file.seek(copy.stat().st_size // 4)
+                file.write(bytes(copy.stat().st_size // 2))
         failed = (await events_of(engine, request(demo, "b")))[-1]
         assert isinstance(failed, Failed)
         assert str(failed.error).startswith(f"a part of the model is lost, try again: {copy.name} was cut or changed")

@@ -18,6 +18,7 @@ import pytest
 
 from conftest import TinyGguf
 from llamacli import Model, load_model
+from llamacli.engine.packed_copies import folder
 from llamacli.engine.stages import StageBatch
 from llamacli.errors import InvalidRequestError, OutOfMemoryError, StageError
 from llamacli.hub.demo import demo_path
@@ -33,20 +34,22 @@ from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import SpareList, StagedEngine, Workers
 from llamacli.stages.peers import Peers
 from llamacli.stages.worker import Worker, listen
-from llamacli.util.settings import SplitMode
+from llamacli.util.settings import LoadMode, SplitMode
 
 SECRET = b"a secret of the tests"
 TOKENS = [(7 * i + 3) % 90 for i in range(40)]
 
 
 @contextmanager
-def served(path: Path, plugins: Plugins, threads: int | None = None) -> Iterator[tuple[str, int]]:
+def served(
+    path: Path, plugins: Plugins, threads: int | None = None, load: LoadMode = LoadMode.AUTO, port: int = 0
+) -> Iterator[tuple[str, int]]:
     """Address of a worker on a thread.
 
     Nodes of one process that divide rows need different `threads`, as a team runs one program at a time.
     """
-    with listen(("127.0.0.1", 0)) as listener:
-        worker = Worker(path, SECRET, threads=threads, plugins=plugins)
+    with listen(("127.0.0.1", port)) as listener:
+        worker = Worker(path, SECRET, threads=threads, load=load, plugins=plugins)
         thread = threading.Thread(target=worker.serve, args=(listener,))
         thread.start()
         try:
@@ -176,6 +179,27 @@ def test_a_worker_serves_one_caller_after_the_other(tiny_gguf: TinyGguf, plugins
                 load(path, plugins, one)
         with load(path, plugins, one) as second:  # it waits until the first one has left
             np.testing.assert_array_equal(logits(second), expected)
+
+
+@pytest.mark.parametrize("mode", SplitMode)
+def test_a_worker_whose_mapped_copy_is_cut_loads_it_again(
+    mode: SplitMode, tiny_gguf: TinyGguf, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path)
+    path = tiny_gguf("gqa")
+    with (
+        served(path, plugins, threads=2, load=LoadMode.MAP) as one,
+        load_model(path, plugins=plugins, load="memory") as whole,
+        load(path, plugins, one, mode=mode, threads=1, load=LoadMode.MEMORY) as divided,
+    ):
+        expected = logits(whole)
+        np.testing.assert_array_equal(logits(divided), expected)
+        (copy,) = (tmp_path / "packed").iterdir()
+        os.truncate(copy, 4096)
+        with pytest.raises(StageError, match=rf"worker 127.0.0.1:{one[1]}: .*{copy} was cut or changed"):
+            logits(divided)
+        divided.program.renew()
+        np.testing.assert_array_equal(logits(divided), expected)
 
 
 def test_a_wrong_secret_is_refused(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
@@ -308,6 +332,65 @@ def test_a_spare_worker_replays_the_requests_of_a_lost_one(
     errors = [answer for answer in failed if isinstance(answer, StageLostError)]
     assert errors or variant != "gqa"  # texts of a quicker model may end before the loss
     assert all("1 were lost during the request" in str(error) for error in errors)
+
+
+def status_is(engine: LocalEngine, status: str) -> None:
+    """Wait for a state of the engine."""
+    for _ in range(2000):
+        if engine.stats().status == status:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{engine.stats().status} is not {status}")
+
+
+@contextmanager
+def serving(path: Path, *workers: tuple[str, int]) -> Iterator[LocalEngine]:
+    """Engine on a worker and spare ones, once it is loaded."""
+    limits = EngineSettings(threads=1, n_ctx=300, workers=Workers(workers[:1], SECRET, spares=workers[1:]))
+    engine = LocalEngine([ModelSource("m", path)], limits)
+    try:
+        engine.load("m").result()
+        assert engine.stats().status == "ok"
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.mark.medium
+def test_the_state_of_a_server_until_a_spare_worker_works(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced without a request."""
+    path, goes_on, prepare = tiny_gguf("gqa"), threading.Event(), StagedEngine._prepare
+    with ExitStack() as lost, served(path, plugins) as spare:
+        one = lost.enter_context(served(path, plugins))
+        with serving(path, one, spare) as engine:
+            monkeypatch.setattr(StagedEngine, "_prepare", lambda *given: goes_on.wait(30) and prepare(*given))
+            lost.close()
+            status_is(engine, "stage_lost")
+            threading.Event().wait(0.2)
+            assert engine.stats().status == "stage_lost"
+            goes_on.set()
+            status_is(engine, "ok")
+            asyncio.run(answers(engine, 1))
+
+
+@pytest.mark.medium
+def test_the_state_of_a_server_until_a_worker_is_started_again(
+    tiny_gguf: TinyGguf, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamacli.serve.engine._RETRY", 0.1)
+    path = tiny_gguf("gqa")
+    with ExitStack() as lost:
+        one = lost.enter_context(served(path, plugins))
+        with serving(path, one) as engine:
+            lost.close()
+            while not engine.models()[0].failure:  # nor could it be loaded again
+                threading.Event().wait(0.01)
+            assert engine.stats().status == "stage_lost"
+            with served(path, plugins, port=one[1]):
+                status_is(engine, "ok")
+                asyncio.run(answers(engine, 1))
 
 
 @contextmanager

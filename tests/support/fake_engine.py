@@ -57,6 +57,7 @@ class FakeEngine:
         self.added: dict[str, requests.ModelSource] = {}
         self.adapters: tuple[requests.AdapterInfo, ...] = ()
         self.draining = self.closed = False
+        self.status = "ok"
         self.refusal: ServeError | None = None
         self.n_pins = 0
         self.gate = asyncio.Event()
@@ -134,7 +135,7 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         """The number of running requests."""
-        status = "draining" if self.draining else "ok"
+        status = "draining" if self.draining else self.status
         return EngineStats(status, {self.name: ModelStats(running=len(self._tasks))})
 
     async def drain(self, timeout: float) -> None:

@@ -55,6 +55,18 @@ def test_a_changed_file_is_named(change: str, path: Path) -> None:
         path.write_bytes(b"y" * 8 * PAGE)
     with pytest.raises(FileChangedError, match=rf"^{path} was cut or changed while it was in use"):
         watch.expect_whole()
+    assert not path.exists()  # nothing maps it again
+
+
+def test_a_file_in_the_place_of_a_changed_one_is_kept(path: Path) -> None:
+    _, watch = watched(path)
+    with path.open("r+b") as changed:
+        path.with_name("other").write_bytes(b"y")
+        path.with_name("other").replace(path)
+        changed.truncate(0)
+    with pytest.raises(FileChangedError):
+        watch.expect_whole()
+    assert path.read_bytes() == b"y"
 
 
 @linux

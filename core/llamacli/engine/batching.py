@@ -85,7 +85,7 @@ def evaluate(
     If anything is raised, all caches are as they were, but that an interrupt at the very end may find some of them with
     their tokens. Raises MemoryError, ClosedError; InvalidRequestError for inputs that the model cannot compute.
     """
-    n_done, n_tokens, is_one = 0, 0, True
+    n_done, n_tokens, is_one, has_spans, piece = 0, 0, True, False, N_BATCH
     starts: list[int] = []
     encoded: list[int] = []
     prompts: list[int] = []  # first tokens of each chunk that go the way of prompts
@@ -95,6 +95,9 @@ def evaluate(
         if isinstance(chunk.ids, Inputs):
             inputs = _placed(program, chunk.cache, chunk.ids)
             chunks = [*chunks[:i], attrs.evolve(chunk, ids=inputs), *chunks[i + 1 :]]
+            has_spans |= bool(inputs.spans)
+        if isinstance(program, StagedProgram):
+            piece = min(piece, program.piece)
         starts.append(len(chunk.cache.tokens))
         encoded.append(_n_encoded(chunk) if program.has_encoder else 0)
         prompts.append(0)
@@ -110,10 +113,12 @@ def evaluate(
         progress = None
     if progress is not None:
         progress(0, n_tokens)
-    if is_one and 0 < n_tokens <= N_BATCH:
+    if has_spans:  # which are not cut
+        piece = N_BATCH
+    if is_one and 0 < n_tokens <= piece:
         batches: Iterable[Batch] = ([(i, 0, len(chunk.ids)) for i, chunk in enumerate(chunks) if len(chunk.ids)],)
     else:
-        batches = _batches(chunks, starts, encoded, prompts)
+        batches = _batches(chunks, starts, encoded, prompts, piece)
     running = Running()
     try:
         for batch in batches:
@@ -321,9 +326,9 @@ def _n_encoded(chunk: Chunk) -> int:
 
 
 def _batches(
-    chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int], prompts: Sequence[int]
+    chunks: Sequence[Chunk], starts: Sequence[int], encoded: Sequence[int], prompts: Sequence[int], piece: int
 ) -> Iterator[Batch]:
-    """Split chunks into batches of at most N_BATCH tokens.
+    """Split chunks into batches of at most `piece` tokens.
 
     Each is of one pool and set of adapters; spans of inputs are not cut. The encoder's texts come first, apart; then
     prompts, where they go another way than generated tokens.
@@ -339,7 +344,7 @@ def _batches(
                 groups.setdefault(key, []).append((i, first, stop))
     for members in groups.values():
         batch: list[tuple[int, int, int]] = []
-        room = N_BATCH
+        room = piece
         for i, done, stop in members:
             while done < stop:
                 ids, n = chunks[i].ids, min(room, stop - done)
@@ -349,7 +354,7 @@ def _batches(
                 done, room = done + n, room - n
                 if not room or not n:  # full, or a span that needs another one
                     yield batch
-                    batch, room = [], N_BATCH
+                    batch, room = [], piece
         if batch:
             yield batch
 

@@ -26,7 +26,7 @@ from llamacli.engine.lowering import StepTable, Watch
 from llamacli.engine.packed_copies import PackedCopy, new_copy, open_copy, save_copy
 from llamacli.engine.steps import assign_buffers, bind, place_barriers
 from llamacli.engine.weights import PackedWeights, load_matrix, packed_bytes
-from llamacli.errors import InvalidRequestError, plugin_errors
+from llamacli.errors import FileChangedError, InvalidRequestError, plugin_errors
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
 from llamacli.kernels.isa import available, isa
@@ -96,9 +96,25 @@ class NativeEngine:
         opening, self._opening = self._opening, None
         copy = opening.result() if opening else self._open_copy(team)
         modes = modes_of(graph, mode)
-        if copy is None and self._copy_key and self._mapped:
+        if copy is not None:
+            try:
+                return self._with_copy(graph, file, mode, modes, team, copy)
+            except FileChangedError as error:  # found when its first matrices were used; it is deleted
+                _log.warning("the packed copy is made again: %s", error)
+        if self._copy_key and self._mapped:
             with new_copy(self._copy_key, file.path, packed_bytes(graph, file, modes)) as new:
                 return self._program(graph, PackedWeights(file, modes, team, new_copy=new), mode, team)
+        return self._with_copy(graph, file, mode, modes, team, None)
+
+    def _with_copy(
+        self,
+        graph: Graph,
+        file: ModelFile,
+        mode: QuantMode,
+        modes: Mapping[Tensor, QuantMode],
+        team: Team,
+        copy: PackedCopy | None,
+    ) -> NativeProgram:
         weights = PackedWeights(file, modes, team, copy=copy)
         program = self._program(graph, weights, mode, team)
         if self._copy_key and not (copy and copy.complete):
@@ -491,6 +507,8 @@ class NativeProgram:
         Time is counted for ops without kernels.
         """
         assert step.host is not None
+        if self._watch is not None:
+            self._watch.expect_whole()  # it may send what was computed to other nodes
         started = time.perf_counter()
         step.host(rows, self.buffers.__getitem__)
         if step in self._host_ops:

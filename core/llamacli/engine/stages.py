@@ -26,11 +26,12 @@ from llamacli.errors import InvalidRequestError, StageError
 from llamacli.graph import Graph, Tensor
 from llamacli.inputs import Inputs
 from llamacli.kernels.kv_types.types import PAGE, KVType
-from llamacli.kv import KVLayout, KVPool, KVSequence
+from llamacli.kv import N_BATCH, KVLayout, KVPool, KVSequence
 from llamacli.kv.layout import KVSpec, RecurrentSpec
 from llamacli.kv.pool import ALLOCATED, CELLS, COPIED, Table
 from llamacli.kv.sequence import copy_cells
 from llamacli.loaders import ModelFile
+from llamacli.ops.moe import MoE
 from llamacli.ops.run import Span
 from llamacli.ops.shift_plan import ShiftPlan
 
@@ -39,6 +40,9 @@ Integers = npt.NDArray[np.int64]
 
 RESULTS = ("logits", "hidden", "both")
 """What the last stage computes: `Program.forward`, with `hidden`, or `forward_with_hidden`."""
+
+_PIECE = 128
+"""Tokens of a batch of a pipeline: a prompt of 512 is in several stages at once, and such batches are as fast."""
 
 SPAN = np.dtype([(name, np.int64) for name in ("start", "n", "seq_len", "n_behind", "n_encoded", "n_last", "inputs")])
 """A span: as `Span`, `n_behind` of its sequence, `n_last` of `forward`, and whether positions follow."""
@@ -383,7 +387,8 @@ class StagedProgram(DividedProgram):
     """Program whose first stage is here.
 
     Batches may be in flight in as many stages as there are: `submit` returns when the first stage has computed its
-    part.
+    part. `piece` is the largest number of tokens of a batch. With experts it is that of other programs: of fewer
+    tokens, each expert would have few, and read its weights as often.
     """
 
     def __init__(
@@ -397,6 +402,8 @@ class StagedProgram(DividedProgram):
         self._n_vocab = self.graph.ops[-1].out.width
         self._widths = [[one.received_by(encodes=encodes) for encodes in (False, True)] for one in graphs[1:]]
         self._lock = threading.Lock()
+        is_cut = not self.needs_whole_input and not self.has_encoder
+        self.piece = _PIECE if is_cut and not any(isinstance(op, MoE) for op in self.graph.ops) else N_BATCH
 
     @property
     def n_stages(self) -> int:

@@ -224,7 +224,7 @@ class LocalEngine:
         elif self._is_stuck():
             status = "stuck"
         else:
-            status = "ok" if loaded or not any(entry.loading for entry in entries) else "loading"
+            status = _state([entry for entry in entries if not entry.removed])
         stats = {name: one.scheduler.stats() for name, one in loaded.items()}
         return EngineStats(
             status,
@@ -343,7 +343,7 @@ class LocalEngine:
             with self._wake:
                 busy = [one.used for one in self._loaded() if one.scheduler.busy]
                 loaded.used = max(busy, default=0.0)
-                entry.loaded, entry.sleeps, entry.failure = loaded, False, ""
+                entry.loaded, entry.sleeps, entry.has_lost, entry.failure = loaded, False, False, ""
                 entry.touched_at = entry.loaded_at = time.monotonic()
                 entry.n_loads += 1
                 entry.counters = loaded.scheduler.counters
@@ -391,6 +391,9 @@ class LocalEngine:
                 self._commands.get()()
             self._unload_idle()
             busy = [one for one in self._loaded() if one.scheduler.busy]
+            if not busy:
+                offered = [one for _, entry in self._items() if (one := entry.loaded) and not entry.removed]
+                busy = [one for one in offered if one.scheduler.has_lost]
             busy = [one for one in busy if one.scheduler.has_clients] or busy
             if busy:
                 self._step(min(busy, key=lambda one: one.used), busy)
@@ -406,7 +409,7 @@ class LocalEngine:
             events = loaded.scheduler.step()
         except (FileChangedError, StageError) as error:
             _log.error("the model %r is loaded again: %s", loaded.info.name, error)
-            self._renew(loaded)
+            self._renew(loaded, has_lost=isinstance(error, StageError))
             lost = StageLostError if isinstance(error, StageError) else InternalError
             events = loaded.scheduler.fail(lost(f"a part of the model is lost, try again: {_reason(error)}"))
         except Exception as error:
@@ -417,18 +420,20 @@ class LocalEngine:
         self._stepped_at, self._reported = now, False
         _deliver(events)
 
-    def _renew(self, lost: LoadedModel) -> None:
+    def _renew(self, lost: LoadedModel, *, has_lost: bool) -> None:
         """Have the next request load a model again.
 
-        This one goes once no call needs it.
+        This one goes once no call needs it. One that `has_lost` a pipeline stage is loaded without a request, too:
+        clients that look at the server's state send none.
         """
         with self._lock:
             for name, entry in list(self._entries.items()):
                 if entry.loaded is lost and not entry.removed:
                     entry.removed = True
                     fresh = attrs.evolve(
-                        entry, loaded=None, loading=None, n_pins=0, waits_since=None, removed=False, sleeps=False
-                    )
+                        entry, loaded=None, loading=None, n_pins=0, waits_since=None, removed=False, sleeps=False,
+                        has_lost=has_lost, touched_at=time.monotonic(),
+                    )  # fmt: skip
                     fresh.adapters = entry.adapters
                     others = {key: fresh if key == name else one for key, one in self._entries.items()}
                     self._entries = others | {f"{name} removed {id(entry)}": entry}
@@ -450,6 +455,8 @@ class LocalEngine:
             elif entry.loaded and now - entry.touched_at > entry.idle_limit(self.settings.idle_unload):
                 self._unload(entry)
                 entry.sleeps = entry.loaded is None
+            elif entry.has_lost and not (entry.loading or self._draining) and now - entry.touched_at > _RETRY:
+                self.load(entry.source.name)
 
     def _unload(self, entry: Entry) -> None:
         """Unload a model if it is idle."""
@@ -472,6 +479,16 @@ class LocalEngine:
                 stack = "".join(traceback.format_stack(frame)) if frame else "the thread has ended\n"
                 _log.critical("no step for %g seconds; the engine is at\n%s", self.settings.stuck_after, stack)
             self._stopped.wait(min(_IDLE, max(_POLL, self.settings.stuck_after / 4)))
+
+
+def _state(entries: Sequence[Entry]) -> str:
+    """State of the models, see EngineStats."""
+    loaded = [entry.loaded for entry in entries if entry.loaded]
+    if any(not one.scheduler.has_lost for one in loaded):
+        return "ok"
+    if loaded or any(entry.has_lost for entry in entries):
+        return "stage_lost"
+    return "loading" if any(entry.loading for entry in entries) else "ok"
 
 
 def _reason(error: BaseException) -> str:

@@ -126,8 +126,9 @@ class LoadStats:
 class EngineStats:
     """Numbers of the engine.
 
-    `status` is "ok", "loading" (no model can run yet), "draining" or "stuck" (no step for too long while requests
-    run). `models` has those that are or were loaded, by name, `loads` all.
+    `status` is "ok", "loading" (no model can run yet), "stage_lost" (none can run, as one has lost a worker),
+    "draining" or "stuck" (no step for too long while requests run). `models` has those that are or were loaded, by
+    name, `loads` all.
     """
 
     status: str

@@ -76,6 +76,7 @@ class Entry:
     - `loaded_at`: time of its last load. `waits_since`: time from which a load has waited for room, None if none does.
     - `keep_alive`: seconds without use after which it is unloaded, None for those of its source or of the settings.
     - `sleeps`: it was unloaded because nobody used it. `failure`: the error of its last load, "" if that succeeded.
+    - `has_lost`: it was unloaded because a pipeline stage was lost, and is loaded again.
     - `n_loads`, `n_failures`: loads that succeeded and failed.
     - `adapters`: its LoRA adapters, with the scales of now.
     - `removed`: it is no longer offered, and goes once it is idle.
@@ -92,6 +93,7 @@ class Entry:
     removed: bool = False
     keep_alive: float | None = None
     sleeps: bool = False
+    has_lost: bool = False
     failure: str = ""
     n_loads: int = 0
     n_failures: int = 0

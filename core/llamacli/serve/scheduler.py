@@ -189,6 +189,12 @@ class Scheduler:
         return bool(len(self.running) or len(self.queue))
 
     @property
+    def has_lost(self) -> bool:
+        """True from the loss of a pipeline stage until it is replaced."""
+        program = self.model.program
+        return self._renewal is not None or (isinstance(program, DividedProgram) and not program.is_whole)
+
+    @property
     def has_clients(self) -> bool:
         """True if a request waits or runs that gives way to none."""
         first = self.queue.peek()
@@ -287,6 +293,8 @@ class Scheduler:
         """
         now = self._clock()
         self._drop(now)
+        if self._renewal is None and not self.running.sequences and self.has_lost:
+            self._replay(StageError("a stage was lost"))
         if self._renewal is not None and not self._is_renewed(self._renewal):
             return self._lifecycle.take_events()
         if self._drawing:

@@ -195,6 +195,8 @@ class WorkerLink:
         if frame.kind not in ("result", "error"):
             raise StageError(f"{self.name}: it sent a frame of kind {frame.kind!r}")
         number = frame.number("number")
+        if frame.kind == "error" and number == 0:  # of the stage, not of a batch
+            raise error_of(frame, self.name)
         with self._lock:
             if not self._waiting or self._waiting[0].number != number:
                 raise StageError(f"{self.name}: it answered batch {number}, which was not asked, or twice")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import attrs
 
 from llamacli.engine.stages import StageRunner
 from llamacli.errors import LlamaCliError, StageError
 from llamacli.stages.frames import Connection, Frame, address_of
-from llamacli.stages.messages import batch_of
+from llamacli.stages.messages import batch_of, send_error
 from llamacli.stages.peers import End, Peers
 
 _JOIN_S = 20.0
 """Seconds in which the workers connect to each other."""
+
+LEAVE_S = 3.0
+"""Seconds that a caller has to leave a stage that is lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +96,30 @@ class Arrivals:
             return self._found.pop((session, number))
 
 
+def expect_whole(caller: Connection, runner: StageRunner, error: Exception, leave: Callable[[], None]) -> None:
+    """End a stage whose weights are lost by a batch's error.
+
+    The caller is told so: this worker loads them again when it is asked for the stage. `leave` reads until the caller
+    has left, for closing a connection with unread frames takes back what was sent. Raises the error then.
+    """
+    if not runner.program.is_whole:
+        send_error(caller, 0, error)
+        leave()
+        raise error
+
+
+def _read_to_end(caller: Connection) -> None:
+    until = time.monotonic() + LEAVE_S
+
+    def check() -> None:
+        if time.monotonic() > until:
+            raise StageError(f"{caller.peer}: it does not leave")
+
+    with contextlib.suppress(StageError):
+        while True:
+            caller.receive(check)
+
+
 def run_rows(caller: Connection, runner: StageRunner, peers: Peers) -> None:
     """Compute a caller's batches with the other nodes.
 
@@ -110,6 +138,7 @@ def run_rows(caller: Connection, runner: StageRunner, peers: Peers) -> None:
         except Exception as error:
             if peers.is_lost:
                 raise
+            expect_whole(caller, runner, error, lambda: _read_to_end(caller))
             if not isinstance(error, LlamaCliError):
                 _log.exception("%s: batch %d failed", caller.peer, number)
             peers.fail(error)

@@ -129,7 +129,12 @@ class Peers:
         while True:
             try:
                 frame = end.connection.receive(check)
-                if frame.kind == "busy" or (number := frame.number("number")) < self._batch:
+                if frame.kind == "busy":
+                    continue
+                number = frame.number("number")
+                if frame.kind == "error" and number == 0:  # of the node, not of a batch
+                    raise error_of(frame, end.connection.peer)
+                if number < self._batch:
                     continue
                 if number > self._batch or frame.kind not in ("part", "error"):
                     raise StageError(f"it sent {frame.kind!r} of batch {number} instead of a part of {self._batch}")

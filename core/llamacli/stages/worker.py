@@ -25,7 +25,7 @@ from llamacli.plugins import Plugins, installed_plugins
 from llamacli.stages.frames import Connection, Frame
 from llamacli.stages.link import stage_engine
 from llamacli.stages.messages import BEAT_S, batch_of, digest_of, kv_type_of, send_error, version
-from llamacli.stages.nodes import Arrivals, run_rows
+from llamacli.stages.nodes import LEAVE_S, Arrivals, expect_whole, run_rows
 from llamacli.stages.peers import Peers
 from llamacli.stages.plan import Division, read_speed
 from llamacli.util.settings import LoadMode, SplitMode
@@ -173,7 +173,7 @@ class Worker:
             if request.text("mode") not in tuple(QuantMode):
                 raise StageError(f"mode {request.text('mode')!r} is not one of {', '.join(QuantMode)}")
             mode, wanted = QuantMode(request.text("mode")), dict(request.fields)
-            if self._model is None or self._loaded != wanted:
+            if self._model is None or self._loaded != wanted or not self._model.program.is_whole:
                 if self._model is not None:
                     self._model.close()
                     self._model = self._part = None
@@ -217,6 +217,7 @@ def _run_batches(connection: Connection, runner: StageRunner) -> None:
             try:
                 results = runner.run(*batch_of(frame))
             except Exception as error:
+                expect_whole(connection, runner, error, lambda: reader.join(LEAVE_S))
                 if not isinstance(error, LlamaCliError):
                     _log.exception("%s: batch %d failed", connection.peer, expected)
                 send_error(connection, expected, error)

@@ -1,8 +1,9 @@
-"""Mapped files that are cut while they are in use.
+"""Mapped cache files that are cut while they are in use.
 
 Reading a page of a mapping that the file no longer has, or that the disk cannot read, is the signal SIGBUS, which ends
 the process. On Linux a handler replaces the rest of a watched mapping by zeros and notes it; the thread goes on, and
-`Watch.expect_whole` raises before what it computed counts. Elsewhere only the file's size and time are compared.
+`Watch.expect_whole` raises before what it computed counts. Elsewhere only the file's size and time are compared. A file
+that changed is deleted: it holds nothing that cannot be made again, and nothing shall map it again.
 
 The handler is machine code: the thread may be a kernel's, without the GIL.
 """
@@ -112,10 +113,10 @@ class _Action(ctypes.Structure):
 
 
 class Watch:
-    """Watch over a mapping of a file, which it keeps alive.
+    """Watch over a mapping of a cache file, which it keeps alive.
 
     The mapping begins at the file's first byte. `descriptor` is that of the open file, which is duplicated: the file
-    stays the same if another gets its name.
+    stays the same if another gets its name. Once it is found changed it is deleted, unless another has its name.
     """
 
     def __init__(self, mapping: mmap.mmap, descriptor: int, path: Path):
@@ -137,7 +138,7 @@ class Watch:
     def is_whole(self) -> bool:
         """True as long as the file was neither cut nor written to."""
         if self._state is not None and (self._now() != self._state or (self._slot is not None and self._slot[_FAULT])):
-            self._state = None
+            self._discard()
         return self._state is not None
 
     def expect_whole(self) -> None:
@@ -146,15 +147,19 @@ class Watch:
             raise FileChangedError(f"{self._path} was cut or changed while it was in use, or cannot be read")
 
     def lose(self) -> None:
-        """Hold the file for changed from now on, and delete it.
+        """Hold the file for changed from now on.
 
         Raises FileChangedError.
         """
-        if self.is_whole:
-            self._state = None
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+        if self._state is not None:
+            self._discard()
         self.expect_whole()
+
+    def _discard(self) -> None:
+        self._state = None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self.descriptor)):
+                self._path.unlink()
 
     def _now(self) -> tuple[int, int]:
         status = os.fstat(self.descriptor)

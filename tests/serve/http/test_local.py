@@ -104,9 +104,10 @@ def test_head(http) -> None:
 
 def test_health(http, fake) -> None:
     assert http.send("/health").json == {"status": "ok"}
-    fake.draining = True
-    reply = http.send("/health")
-    assert (reply.status, reply.json["error"]["code"]) == (503, "draining")
+    for status in ("stage_lost", "loading", "stuck", "draining"):
+        fake.status = status
+        reply = http.send("/health")
+        assert (reply.status, reply.json["error"]["code"]) == (503, status)
 
 
 def test_greeting_without_a_page(http) -> None:

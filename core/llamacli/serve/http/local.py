@@ -149,7 +149,12 @@ async def health(call: Call) -> None:
     if status == "ok":
         await call.respond({"status": "ok"})
         return
-    messages = {"loading": "Loading model", "draining": "Shutting down", "stuck": "The engine does not advance"}
+    messages = {
+        "loading": "Loading model",
+        "stage_lost": "Loading model: a worker was lost, and another takes its place",
+        "draining": "Shutting down",
+        "stuck": "The engine does not advance",
+    }
     error = {"message": messages[status], "type": "unavailable_error", "param": None, "code": status}
     await call.respond({"error": error}, 503, {"retry-after": "1"})
 
