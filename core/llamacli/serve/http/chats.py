@@ -42,14 +42,15 @@ _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCode
 class Prompt:
     """Rendered conversation.
 
-    Its text, token ids, format of the reply, and the grammar of the reply. With pictures the ids are content keys, of
-    `contents` and `tiles` as in GenerationRequest.
+    Its text, token ids, format of the reply, and the grammar of the reply; `prediction` are token ids of the reply that
+    is expected. With pictures the ids are content keys, of `contents` and `tiles` as in GenerationRequest.
     """
 
     text: str
     ids: tuple[int, ...]
     reply: ReplyFormat
     constraint: Constraint
+    prediction: tuple[int, ...] = ()
     contents: Contents | None = None
     tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict)
 
@@ -128,7 +129,20 @@ def chat_prompt(
         raise BadRequestError(str(error), "tool_choice") from None
     constraint = attrs.evolve(constraint, markers=codec.thought_markers(rendering))
     reply = reply_format(codec, rendering, described or (), variables)
-    return Prompt(rendering.text, tuple(ids), reply, constraint, contents, tiles)
+    return Prompt(rendering.text, tuple(ids), reply, constraint, _predicted(request, model), contents, tiles)
+
+
+def _predicted(request: ChatRequest, model: Model) -> tuple[int, ...]:
+    """Token ids of the prediction. Raises FieldError."""
+    if request.prediction is None:
+        return ()
+    content = request.prediction.content
+    if not isinstance(content, str):
+        content = "".join(
+            openai.text_of_part(part.type, part.text if part.type == "text" else None, f"prediction.content[{i}]")
+            for i, part in enumerate(content)
+        )
+    return tuple(model.tokenizer.encode_run(content, continues=True))
 
 
 def _with_pictures(rendering: Rendering, pictures: Mapping[str, Layout], model: Model) -> Rendering:

@@ -50,7 +50,7 @@ OPENAI: Foreign = {
     **dict.fromkeys(("user", "safety_identifier"), "clients are told apart by API key"),
     **dict.fromkeys(("metadata", "store"), _STORED),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), CACHED),
-    "prediction": "drafts come of --lookup, --draft and --draft mtp; texts do not depend on them",
+    "prediction": "it is for chats; texts do not depend on drafts",
     "service_tier": "there is one",
     "moderation": Refused("texts are not moderated"),
 }
