@@ -157,7 +157,7 @@ class PredictedText(_Limited):
 
 
 def _n_equal(text: Sequence[int], at: int, tokens: Sequence[int], limit: int) -> int:
-    """Number of equal tokens, at most a limit, before a place of a text and at the end of others."""
+    """Number of equal tokens before a place and before an end."""
     n, most = 0, min(limit, at, len(tokens))
     while n < most and text[at - 1 - n] == tokens[-1 - n]:
         n += 1

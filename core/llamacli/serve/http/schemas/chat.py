@@ -121,7 +121,7 @@ class ToolChoice(Schema, kw_only=True):
 
 
 class Prediction(Schema, kw_only=True):
-    """Text that is expected as the reply, or most of it: it is drafted."""
+    """Text that is expected as the reply, and drafted."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
