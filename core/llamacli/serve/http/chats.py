@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -93,6 +95,8 @@ def chat_prompt(
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
     codec = codec_of(model, settings.template, tools is not None)
+    if continues:
+        messages[-1]["content"] = _begun(request.messages[-1])
     if request.continue_final_message == "reasoning_content":
         messages[-1]["content"] = ""
     messages, shown = marked(messages)
@@ -171,7 +175,15 @@ def _continues(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
 
 def echoed_text(request: ChatRequest) -> str:
     """Text of the last message that the reply repeats, "" for none."""
-    return as_dicts(request.messages[-1:])[0]["content"] if request.echo else ""
+    return _begun(request.messages[-1]) if request.echo else ""
+
+
+def _begun(message: ChatMessage) -> str:
+    """Text of a message that the reply continues; between its parts are blank lines, as llama-server's."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(itertools.dropwhile(operator.not_, (part.text or "" for part in content)))
 
 
 def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:
