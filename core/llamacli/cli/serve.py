@@ -90,8 +90,8 @@ _GROUPS = {
             help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
         ),
         option(
-            "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
-            help="Further name of the first model; may be given several times.",
+            "--alias", "aliases", metavar="NAMES", type=_ALIAS, multiple=True,
+            help="Further names of the first model, with commas between; may be given several times.",
         ),
         option("--tags", metavar="WORDS", help="Words about the first model for /v1/models, with commas between."),
         option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
@@ -374,11 +374,12 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     mmproj = given["mmproj"] and Path(given["mmproj"])
     named = [*models, *map(model_from_hub, given["hf_repos"])]
+    aliases = [name for names in given["aliases"] for name in divided(names)]
     folder, presets, catalogue = (
         given[name] and Path(given[name]) for name in ("models_dir", "models_preset", "catalogue")
     )
     offer = Offer(
-        model_sources(named, given["aliases"], lora, draft, mmproj, divided(given["tags"]))
+        model_sources(named, aliases, lora, draft, mmproj, divided(given["tags"]))
         if named or not (folder or presets) else (),
         folder, presets, catalogue, frozenset(given["pins"]),
     )  # fmt: skip
