@@ -179,7 +179,10 @@ def echoed_text(request: ChatRequest) -> str:
 
 
 def _begun(message: ChatMessage) -> str:
-    """Text of a message that the reply continues; between its parts are blank lines, as llama-server's."""
+    """Text of a message that the reply continues.
+
+    Between its parts are blank lines, as llama-server's.
+    """
     content = message.content or ""
     if isinstance(content, str):
         return content

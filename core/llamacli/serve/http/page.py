@@ -50,7 +50,10 @@ TYPES = {
 
 
 class Page:
-    """ASGI app of static files; the policy is for the own page alone."""
+    """ASGI app of static files.
+
+    The content-security policy is for the own page alone.
+    """
 
     def __init__(self, folder: Path):
         self._files = StaticFiles(directory=folder, html=True)
