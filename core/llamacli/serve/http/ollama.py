@@ -411,7 +411,10 @@ def _tag(info: ModelInfo) -> dict[str, Any]:
 
 
 def _digest(info: ModelInfo) -> str:
-    """Digest of a model's file and defaults, loaded or not; `ollama list` shows its first twelve digits."""
+    """Digest of a model's file and defaults, loaded or not.
+
+    `ollama list` shows its first twelve digits.
+    """
     known = info.path, info.created, None if info.preset is None else attrs.astuple(info.preset)
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
