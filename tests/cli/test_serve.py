@@ -120,8 +120,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Program]) -> Iterator[Program]:
     """A server for several tests; it ends in order."""
-    program = start_server("--alias", "story", "--tags", "small, stories", "--slots", "--max-running", "4")
-    assert program.send("/v1/models").json["data"][0]["tags"] == ["small", "stories"]
+    program = start_server("--alias", "story, tale", "--tags", "small, stories", "--slots", "--max-running", "4")
+    info = program.send("/v1/models").json["data"][0]
+    assert (info["aliases"], info["tags"]) == (["story", "tale"], ["small", "stories"])
     yield program
     assert program.end() == 0, "".join(program.lines)
 

@@ -17,7 +17,7 @@ from conftest import LoadTiny, TinyGguf
 from llamacli import DraftModel, InvalidRequestError, Model, MtpHead, PromptLookup, SamplingParams, Session, load_model
 from llamacli.engine import Engine, default_engine
 from llamacli.engine.compiled_model import CompiledModel
-from llamacli.generation.drafters import LIMIT_DRAFT
+from llamacli.generation.drafters import LIMIT_DRAFT, PredictedText
 from llamacli.generation.drafting import Drafter
 from llamacli.generation.drafts import Drafts
 from llamacli.generation.stream import eval_batch
@@ -270,6 +270,44 @@ def test_lookup_in_a_growing_context_is_that_in_a_whole_one() -> None:
     for n in range(1, 300):
         lookup = PromptLookup(max_tokens=5, min_ngram=1)
         assert growing.draft(tokens[:n], 5) == lookup.draft(tokens[:n], 5)
+
+
+def test_a_predicted_text_is_drafted_from_its_beginning_to_its_end() -> None:
+    prompt, text = [1, 2, 3], list(range(10, 30))
+    drafter = PredictedText([3, *text], max_tokens=8)
+    assert drafter.draft(prompt, 8) == [], "the first token has none before it that is of the text"
+    assert drafter.draft([*prompt, 10], 8) == text[1:9]
+    assert drafter.draft([*prompt, *text[:15]], 3) == text[15:18]
+    assert drafter.draft([*prompt, *text[:15]], 0) == []
+    assert drafter.draft([*prompt, *text], 8) == []
+    assert PredictedText([3]).draft(prompt, 8) == PredictedText([]).draft([], 8) == []
+
+
+def test_a_predicted_text_goes_on_behind_other_words() -> None:
+    text = [5, 6, 100, 7, 8, 5, 6, 101, 7, 8, 5, 6, 102, 7, 8, 5, 6, 103, 9]
+    context, drafter = [1, 5, 6], PredictedText([1, *text], max_tokens=2)
+    assert drafter.draft(context, 2) == [100, 7]
+    context += [200, 7, 8]
+    assert drafter.draft(context, 2) == [5, 6], "the place that is nearest to the one expected"
+    context += [5, 6]
+    assert drafter.draft(context, 2) == [101, 7]
+    assert drafter.draft([*context, 102, 7, 8], 2) == [5, 6]
+    assert drafter.draft([*context, 102, 7, 8, 5, 6], 2) == [103, 9], "the longest of the near ones"
+
+
+def test_a_predicted_text_compares_few_places() -> None:
+    text = [7] * 5000
+    drafter = PredictedText(text, max_tokens=4)
+    compared = 0
+
+    class Counted(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal compared
+            compared += 1
+            return super().__getitem__(key)
+
+    assert drafter.draft(Counted(text[:100]), 4) == [7] * 4
+    assert compared < 200
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1, LIMIT_DRAFT + 1, 1.5, "4", True])

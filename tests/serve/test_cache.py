@@ -114,12 +114,10 @@ def test_drafters_have_a_part_of_the_memory(variant: str, drafter: str, load_tin
     one, plain = run(model, wanted, step_ms=0)
     one.close()
     if drafter == "head":
-        source = DraftSource(
-            partial(MtpHead, model, min_probability=0.0), 4, reads_prompts=True, pool=model.nextn_pool()
-        )
+        source = DraftSource(partial(MtpHead, model, min_probability=0.0), reads_prompts=True, pool=model.nextn_pool())
     else:
         draft = load_tiny(variant, n_layer=2)
-        source = DraftSource(partial(DraftModel, draft, min_probability=0.0), 4, pool=draft.kv_pool())
+        source = DraftSource(partial(DraftModel, draft, min_probability=0.0), pool=draft.kv_pool())
     assert source.pool is not None
     layouts = model.kv_pool().layout, source.pool.layout
     context = sum(layout.n_bytes(128) for layout in layouts)

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import attrs
 import pytest
 
 from adapters import write_adapter
@@ -25,6 +27,7 @@ from llamacli import (
 )
 from llamacli.engine import default_engine
 from llamacli.engine.heads import Head
+from llamacli.generation.drafts import Drafts
 from llamacli.plugins import Plugins
 from llamacli.serve.drafts import DraftSource
 from llamacli.serve.models import ModelSource, load
@@ -127,6 +130,31 @@ def test_the_last_token_is_not_overshot() -> None:
             assert len(sequence.tokens) < 10 + n
 
 
+def test_a_predicted_text_is_drafted_and_never_changes_the_text() -> None:
+    params = SamplingParams(temperature=0.0, n_probs=1)
+    plain = Simulation()
+    plain.submit(request("a", params=params))
+    plain.run()
+    ids = tuple(token.id for event in plain.events["a"] if isinstance(event, TextDelta) for token in event.tokens)
+    assert len(ids) == 40
+    for prediction, least, rejected in ((ids, 30, 0), ((*ids[:22], 299, *ids[23:]), 25, 1), ((298,) * 40, 0, 0)):
+        simulation = Simulation(draft_max=4)
+        simulation.submit(request("other", 1))
+        simulation.submit(request("a", params=params, prediction=prediction))
+        simulation.run()
+        usage = done(simulation, "a").usage
+        assert simulation.result("a") == plain.result("a")
+        assert simulation.result("other") == alone(request("other", 1))
+        assert usage.predicted
+        assert not done(simulation, "other").usage.predicted
+        assert (usage.accepted >= least, usage.drafted - usage.accepted >= rejected) == (True, True)
+        assert (usage.drafted > 0) == (least > 0), "the server's drafter is not asked"
+    simulation = Simulation()
+    simulation.submit(request("a", params=params, prediction=ids, draft_max=0))
+    simulation.run()
+    assert done(simulation, "a").usage.drafted == 0
+
+
 class Slow(Guesses):
     """Drafter whose first draft takes a second, later ones `seconds` a token."""
 
@@ -146,7 +174,7 @@ def test_the_time_of_drafting_counts_but_for_the_first(seconds: float, pays: boo
         drafter.seconds = seconds
         return drafter
 
-    simulation.scheduler._drafts._source = DraftSource(create, 8)
+    simulation.scheduler._drafts._source = DraftSource(create)
     simulation.submit(request("a"))
     simulation.run()
     assert simulation.result("a") == alone(request("a"))
@@ -176,7 +204,7 @@ def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> N
         drafters.append(Faulty(program, n, simulation.drafted))
         return drafters[-1]
 
-    simulation.scheduler._drafts._source = DraftSource(create, 8)
+    simulation.scheduler._drafts._source = DraftSource(create)
     simulation.submit(request("a"))
     with caplog.at_level(logging.WARNING):
         simulation.run()
@@ -199,7 +227,7 @@ def model(request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins)
 
 def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | None, **options: Any) -> dict[str, Any]:
     """Ids and log-probabilities of tokens by request; the number of drafted ones."""
-    scheduler = Scheduler(model, EngineSettings(n_ctx=160), drafts=source, **options)
+    scheduler = Scheduler(model, EngineSettings(n_ctx=160, draft_max=8), drafts=source, **options)
     found: dict[str, Any] = {one.id: [] for one in wanted}
     for one in wanted:
         scheduler.submit(one)
@@ -228,19 +256,29 @@ def requests(n: int, **fields: Any) -> list[GenerationRequest]:
 @pytest.mark.parametrize("n", [1, 4])
 def test_texts_are_those_without_drafts(model: Model, n: int) -> None:
     plain = run(model, requests(n), None)
-    lookup = run(model, requests(n), DraftSource(partial(PromptLookup, min_ngram=1), 8))
-    own = run(model, requests(n), DraftSource(partial(DraftModel, model, min_probability=0.0), 4))
+    lookup = run(model, requests(n), DraftSource(partial(PromptLookup, min_ngram=1)))
+    own = run(model, requests(n), DraftSource(partial(DraftModel, model, min_probability=0.0)))
     assert lookup.pop("drafted") > 0
     assert own.pop("drafted") > 0
     assert plain.pop("drafted") == 0
     assert lookup == own == plain
+    wanted = [attrs.evolve(one, prediction=ids_of(plain[one.id])) for one in requests(n)]
+    with patch.object(Drafts, "_best_length", lambda _self, _draft, limit, *_: limit):  # whatever time it takes
+        predicted = run(model, wanted, None)
+    assert predicted.pop("drafted") > 0
+    assert predicted == plain
+
+
+def ids_of(rows: list[tuple[int, int, float]]) -> tuple[int, ...]:
+    """Token ids of the first choice."""
+    return tuple(token for choice, token, _ in rows if not choice)
 
 
 def test_lora_adapters_apply_to_drafted_tokens(tiny_gguf: TinyGguf, plugins: Plugins, tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "a.gguf", tiny_gguf(), seed="a")
     with load_model(tiny_gguf(), plugins=plugins, engine=default_engine()) as model:
         adapter = model.load_adapter(file)
-        source = DraftSource(partial(PromptLookup, min_ngram=1), 8)
+        source = DraftSource(partial(PromptLookup, min_ngram=1))
         wanted = [*requests(1, adapters=((0, 1.0),)), *requests(2)[1:]]
         plain, drafted = (run(model, wanted, one, adapters=[adapter]) for one in (None, source))
         assert drafted.pop("drafted") > plain.pop("drafted") == 0
@@ -256,7 +294,7 @@ def test_models_are_served_with_the_drafts_of_their_settings(tiny_gguf: TinyGguf
         loaded = load(ModelSource("m", plain, draft=draft), settings)
         source = loaded.scheduler._drafts._source
         assert source is not None
-        assert source.max_tokens == settings.draft_max
+        assert loaded.scheduler._drafts._max_tokens == settings.draft_max
         drafter = source.create(3)
         assert isinstance(drafter, DraftModel if draft else PromptLookup)
         loaded.close()
@@ -281,7 +319,7 @@ def test_heads_draft_with_the_prompts_and_never_change_texts(name: str, tiny_ggu
             return head
 
         wanted = requests(4)
-        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, 4, reads_prompts=True)))
+        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, reads_prompts=True)))
         assert drafted.pop("drafted") > plain.pop("drafted") == 0
         assert plain == drafted
         assert heads[0][1][0] == (0, 48, 0), "the prompt is the first that the head takes"
@@ -299,7 +337,7 @@ def test_models_are_served_with_their_heads(tiny_gguf: TinyGguf) -> None:
     source = loaded.scheduler._drafts._source
     assert source is not None
     assert source.reads_prompts
-    drafter = source.create(source.max_tokens)
+    drafter = source.create(loaded.scheduler._drafts._max_tokens)
     assert isinstance(drafter, HeadDrafter)
     assert (drafter.max_tokens, drafter._context._cache.seq_len, loaded.draft) == (3, 99, None)
     loaded.close()
@@ -319,7 +357,7 @@ def test_a_model_is_served_with_a_head_of_another_file(tmp_path: Path, plugins: 
         assert isinstance(found, Head)
         create = partial(HeadDrafter, found, min_probability=0.0)
         wanted = requests(4)
-        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, 4, True, found.pool)))
+        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, True, found.pool)))
         assert drafted.pop("drafted") > plain.pop("drafted") == 0
         assert plain == drafted
         assert found.pool.n_used_bytes == 0
@@ -331,7 +369,7 @@ def test_texts_whose_drafter_cannot_be_made_have_no_drafts(caplog: pytest.LogCap
 
     for reads_prompts in (False, True):
         simulation = Simulation(draft_max=8)
-        simulation.scheduler._drafts._source = DraftSource(fail, 8, reads_prompts)
+        simulation.scheduler._drafts._source = DraftSource(fail, reads_prompts)
         simulation.submit(request("a"))
         with caplog.at_level(logging.WARNING):
             simulation.run()

@@ -100,9 +100,9 @@ class Trial:
 
     def __init__(self, model: Model, adapters: list[Adapter], *, contexts: int = 8, drafts: bool = False, **given: Any):
         settings = EngineSettings(
-            n_ctx=N_CTX, max_queue=100, kv_memory=contexts * model.kv_pool().layout.n_bytes(N_CTX), **given
+            n_ctx=N_CTX, max_queue=100, draft_max=6, kv_memory=contexts * model.kv_pool().layout.n_bytes(N_CTX), **given
         )
-        source = DraftSource(partial(PromptLookup, min_ngram=1), 6) if drafts else None
+        source = DraftSource(partial(PromptLookup, min_ngram=1)) if drafts else None
         self.scheduler = Scheduler(model, settings, pooling=Pooler.of(model), adapters=adapters, drafts=source)
         self.n_adapters = len(adapters)
         self.events: dict[str, list[Event]] = {}

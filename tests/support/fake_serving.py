@@ -12,6 +12,7 @@ import numpy as np
 from llamacli.architecture import Config
 from llamacli.engine.base import Prompts, QuantMode, Timings, wanted_rows
 from llamacli.engine.compiled_model import CompiledModel
+from llamacli.generation.drafters import MAX_DRAFT
 from llamacli.gguf import Metadata
 from llamacli.kv import KVSpec
 from llamacli.ops.run import Span
@@ -163,10 +164,10 @@ class Simulation:
         self.model = fake_model(self.clock, **(costs or {}))
         self.scheduler = Scheduler(
             self.model,
-            EngineSettings(**{"max_running": 8, **settings}),
+            EngineSettings(**{"max_running": 8, "draft_max": draft_max or MAX_DRAFT, **settings}),
             pooling=Pooler(pooling),
             clock=self.clock,
-            drafts=DraftSource(lambda n: Guesses(self.program, n, self.drafted), draft_max) if draft_max else None,
+            drafts=DraftSource(lambda n: Guesses(self.program, n, self.drafted)) if draft_max else None,
         )
         self.events: dict[str, list[Event]] = {}
         self.times: dict[str, list[float]] = {}

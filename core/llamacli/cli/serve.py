@@ -80,6 +80,7 @@ class ReplicaRange(click.ParamType[tuple[int, int]]):
 _ALIAS = Form(r"\S(?:.*\S)?", "a name of a model")
 _ORIGIN = Form(r"\*|null|localhost|[a-z][a-z0-9+.-]*://[^/\s]+", "* or an origin such as https://page.example")
 _HOST = Form(r"[^\s/:]+|\[[0-9A-Fa-f:.]+\]", "a host name such as models.example, without scheme and port")
+_PREFIX = Form(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", "a path such as /llm, without a slash at its end")
 _ADDRESS = Form(r"auto|local|(?:ray://)?[^\s/]+:\d+", "auto, local, or the HOST:PORT of a cluster's head")
 _APP = Form(r"[^\s/]+", "a name without spaces")
 
@@ -90,8 +91,8 @@ _GROUPS = {
             help="Model of the Hugging Face hub; downloaded unless cached. May be given several times.",
         ),
         option(
-            "--alias", "aliases", metavar="NAME", type=_ALIAS, multiple=True,
-            help="Further name of the first model; may be given several times.",
+            "--alias", "aliases", metavar="NAMES", type=_ALIAS, multiple=True,
+            help="Further names of the first model, with commas between; may be given several times.",
         ),
         option("--tags", metavar="WORDS", help="Words about the first model for /v1/models, with commas between."),
         option("--any-model", is_flag=True, help="Answer requests for unknown models with the first one."),
@@ -262,6 +263,11 @@ _GROUPS = {
             help="Further name that the header Host may have when listening on loopback; may be given several times.",
         ),
         option("--page/--no-page", default=True, show_default=True, help="Serve a web page to chat on, at /."),
+        option("--path", metavar="DIR", type=PATH, help="Folder of static files to serve at / instead of the page."),
+        option(
+            "--api-prefix", metavar="PATH", default="", type=_PREFIX,
+            help="Path before those of all endpoints and of the page, such as /llm, for proxies.",
+        ),
         option(
             "--max-body", metavar="SIZE", type=ByteSize(), default="10M", show_default=True,
             help="Largest body of a request.",
@@ -369,11 +375,12 @@ def serve(models: tuple[str, ...], **given: Any) -> None:
     draft = given["draft"] if given["draft"] in (None, MTP) else Path(resolve_model(given["draft"]))
     mmproj = given["mmproj"] and Path(given["mmproj"])
     named = [*models, *map(model_from_hub, given["hf_repos"])]
+    aliases = [name for names in given["aliases"] for name in divided(names)]
     folder, presets, catalogue = (
         given[name] and Path(given[name]) for name in ("models_dir", "models_preset", "catalogue")
     )
     offer = Offer(
-        model_sources(named, given["aliases"], lora, draft, mmproj, divided(given["tags"]))
+        model_sources(named, aliases, lora, draft, mmproj, divided(given["tags"]))
         if named or not (folder or presets) else (),
         folder, presets, catalogue, frozenset(given["pins"]),
     )  # fmt: skip
@@ -448,8 +455,9 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
     for name in ("slot_save_path", "data"):
         if given[name] is not None:
             make_own_folder(Path(given[name]))
-    if given["media_path"]:
-        os.scandir(given["media_path"]).close()  # an error now, and not with the first picture
+    for name in ("media_path", "path"):
+        if given[name]:
+            os.scandir(given[name]).close()  # an error now, and not with the first request
     if "" in keys:
         raise click.UsageError("Invalid value for '--api-key': it is empty.")
     certificate, key = given["ssl_cert_file"], given["ssl_key_file"]
@@ -482,7 +490,8 @@ def http_settings(given: dict[str, Any]) -> HttpSettings:
         api_key_file=key_file and Path(key_file),
         template=template if file is None else read_file(Path(file)),
         total_slots=given["max_running"] or MOST_RUNNING,
-        page=PAGE if given["page"] else None,
+        page=Path(given["path"]) if given["path"] else PAGE if given["page"] else None,
+        api_prefix=given["api_prefix"],
     )
 
 
@@ -628,4 +637,4 @@ def _address(http: HttpSettings, port: int) -> str:
     """Address of the server, the first of several."""
     host = http.hosts[0]
     name = f"[{host}]" if ":" in host else host
-    return f"http{'s' if http.ssl else ''}://{name}:{port}"
+    return f"http{'s' if http.ssl else ''}://{name}:{port}{http.api_prefix}"

@@ -8,6 +8,7 @@ verification by equality needs no rejection sampling).
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
@@ -115,13 +116,52 @@ class PromptLookup(_Limited):
         for _ in range(_PLACES):
             if not at or longest == self._max:
                 break
-            n = size
-            while n < min(self._max, at) and tokens[at - 1 - n] == tokens[-1 - n]:
-                n += 1
+            n = _n_equal(tokens, at, tokens, self._max)
             if n > longest:
                 best, longest = at, n
             at = self._before[at - size]
         return best
+
+
+class PredictedText(_Limited):
+    """Drafter that continues as a given text does (OpenAI's `prediction`).
+
+    `text` are the last token of the prompt and those of the text that is expected behind it. Of the places there with
+    the last two tokens, near the one where the draft before leads to, it takes the first of those where most of the
+    last eight are equal: behind another word it goes on. `max_tokens` is the maximum length of a draft. One object
+    serves one session at a time.
+    """
+
+    def __init__(self, text: Sequence[int], max_tokens: int = MAX_DRAFT):
+        super().__init__(max_tokens)
+        self._tokens = list(text)
+        self._places: dict[tuple[int, ...], list[int]] = {}  # after each pair of tokens
+        for at in range(2, len(self._tokens)):
+            self._places.setdefault(tuple(self._tokens[at - 2 : at]), []).append(at)
+        self._ahead: int | None = None  # by how much the context is longer than the text
+
+    def begin(self, model: CompiledModel) -> None:
+        """Accept any model: tokens are compared with tokens."""
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Tokens that may follow; see `llamacli.generation.drafting.Drafter`."""
+        places = self._places.get(tuple(tokens[-2:]))
+        if places is None:
+            return []
+        expected = 0 if self._ahead is None else len(tokens) - self._ahead
+        near = bisect.bisect(places, expected)
+        near_places = places[max(0, near - _PLACES // 2) : near + _PLACES // 2]
+        at = max(near_places, key=lambda at: (_n_equal(self._tokens, at, tokens, _COMPARED), -abs(at - expected)))
+        self._ahead = len(tokens) - at
+        return self._tokens[at : at + max(0, min(limit, self._max_tokens))]
+
+
+def _n_equal(text: Sequence[int], at: int, tokens: Sequence[int], limit: int) -> int:
+    """Number of equal tokens before a place and before an end."""
+    n, most = 0, min(limit, at, len(tokens))
+    while n < most and text[at - 1 - n] == tokens[-1 - n]:
+        n += 1
+    return n
 
 
 class _Predictor(Protocol):

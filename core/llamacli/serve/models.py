@@ -260,13 +260,13 @@ def _draft_source(model: Model, draft: Model | Head | None, settings: EngineSett
     Raises InvalidRequestError for a draft model of another vocabulary.
     """
     if draft is None:
-        return DraftSource(PromptLookup, settings.draft_max) if settings.lookup else None
+        return DraftSource(PromptLookup) if settings.lookup else None
     create = partial(drafter_of, draft, n_ctx=settings.n_ctx)
     with create() as drafter:
         drafter.begin(model)
     if isinstance(draft, Head):
-        return DraftSource(create, settings.draft_max, reads_prompts=True, pool=draft.pool)
-    return DraftSource(create, settings.draft_max, pool=draft.kv_pool())
+        return DraftSource(create, reads_prompts=True, pool=draft.pool)
+    return DraftSource(create, pool=draft.kv_pool())
 
 
 def _pooler(model: Model, wanted: Pooling | None) -> Pooler | None:

@@ -92,6 +92,7 @@ class GenerationRequest:
     - `adapters`: ids of LoRA adapters of the model, with their scales; others are not applied.
     - `slot`: number under which the text can be saved, restored and erased, None for none.
     - `draft_max`: maximum length of drafts where the server drafts, 0 for none, None for the server's.
+    - `prediction`: token ids of the text that is expected. It is the source of its drafts, in place of the server's.
     - `background`: it gives way to requests that are not, has no limits of the queue, and waits without one of time.
     """
 
@@ -118,6 +119,7 @@ class GenerationRequest:
     key: str = ""
     adapters: AdapterScales = ()
     draft_max: int | None = None
+    prediction: Ids = ()
     slot: int | None = None
     background: bool = False
 
@@ -249,6 +251,7 @@ class Usage:
     - `prompt`, `cached`: tokens of prompts; the part of them that came from the cache.
     - `generated`, `reasoning`: generated tokens; the part of them that is reasoning.
     - `drafted`, `accepted`: tokens of speculative decoding; the part of them that was accepted.
+    - `predicted`: true if they are of the request's prediction.
     """
 
     prompt: int
@@ -257,6 +260,7 @@ class Usage:
     reasoning: int = 0
     drafted: int = 0
     accepted: int = 0
+    predicted: bool = False
 
 
 @attrs.frozen

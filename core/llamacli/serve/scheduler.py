@@ -111,7 +111,7 @@ class Scheduler:
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
         model.program_with(self._scaled({}))  # compiled now, not in a step
-        self._drafts = ServedDrafts(drafts, model, self.memory, self.cost, clock)
+        self._drafts = ServedDrafts(drafts, settings.draft_max, model, self.memory, self.cost, clock)
         self.sees = encoder is not None
         self.pictures = ServedPictures(encoder or _no_encoder, clock)
         self._planner = Planner(

@@ -83,7 +83,10 @@ class RequestState:
     def usage(self) -> Usage:
         """Numbers of tokens so far."""
         n_reasoning = sum(text.n_reasoning for text in self.texts)
-        return Usage(self.n_prompt, self.n_cached, self.n_generated, n_reasoning, self.n_drafted, self.n_accepted)
+        predicted = self.generation is not None and bool(self.generation.prediction)
+        return Usage(
+            self.n_prompt, self.n_cached, self.n_generated, n_reasoning, self.n_drafted, self.n_accepted, predicted
+        )
 
 
 @attrs.define(eq=False)

@@ -95,6 +95,16 @@ def test_two_constraints_are_refused(http) -> None:
     assert (reply.status, reply.json["error"]["param"]) == (400, "guided_regex")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+def test_fields_of_chats_are_refused_or_listed_for_texts(path: str, http) -> None:
+    for field, value in (("documents", ["x"]), ("tools", [{}]), ("chat_template_kwargs", {"a": 1})):
+        reply = http.send(path, {"prompt": "a", field: value})
+        assert (reply.status, reply.json["error"]["param"]) == (400, field)
+        assert "it is for chats" in reply.json["error"]["message"]
+    reply = http.send(path, {"prompt": "a", "add_generation_prompt": True, "tools": [], "documents": None})
+    assert (reply.status, reply.headers.get("warning")) == (200, None)
+
+
 def test_truncated_prompts(http, fake) -> None:
     prompt = [*range(5, 15)]
     for limit, kept in ((3, [12, 13, 14]), (-1, prompt), (99, prompt)):

@@ -241,6 +241,13 @@ def test_models_are_loaded_and_unloaded(http, fake) -> None:
 def test_a_last_message_of_the_assistant_is_continued(http) -> None:
     begun = [*HI, {"role": "assistant", "content": "So"}]
     assert http.send("/apply-template", {"messages": begun}).json["prompt"].endswith("<assistant>So")
+    parts = [{"type": "text", "text": text} for text in ("", "So", "", "on")]
+    whole = {"messages": [*HI, {"role": "assistant", "content": parts}]}
+    assert http.send("/apply-template", whole).json["prompt"].endswith("<assistant>So\n\n\n\non")
+    echoed = http.send("/v1/chat/completions", {**whole, "continue_final_message": True, "echo": True}).json["choices"][
+        0
+    ]["message"]["content"]
+    assert echoed.startswith("So\n\n\n\non")
     new = {"messages": begun, "add_generation_prompt": True}
     assert http.send("/apply-template", new).json["prompt"].endswith("<assistant>So\n<assistant>")
     assert http.send("/apply-template", {"messages": [*begun, begun[-1]]}).status == 400
@@ -336,6 +343,6 @@ class TestSlots:
     def test_numbers_of_requests(self, slots, fake) -> None:
         http = slots[0]
         for given, found in ((7, 7), (-1, None), (None, None)):
-            post(http, id_slot=given)
+            assert post(http, id_slot=given).json["id_slot"] == (-1 if found is None else found)
             assert fake.requests.pop().slot == found
         assert post(http, id_slot=256).status == 400

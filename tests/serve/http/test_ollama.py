@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from llamacli.chat.messages import ToolCall
+from llamacli.serve.catalogue import parse_modelfile
 from llamacli.serve.errors import InternalError
 from llamacli.serve.http.bodies import convert
 from llamacli.serve.http.ollama import OllamaMessage, _message
@@ -15,6 +16,7 @@ from llamacli.serve.requests import (
     Done,
     Embedding,
     Finished,
+    Preset,
     TextDelta,
     Timings,
     TokenLogprob,
@@ -199,6 +201,40 @@ def test_large_schemas_are_refused(raw: bool, http) -> None:
     assert "1048576 are allowed" in reply.json["error"]
 
 
+def test_digests_tell_models_apart_before_they_are_loaded(http, fake, monkeypatch) -> None:
+    info = fake.models()[0]
+    others = [
+        attrs.evolve(info, fingerprint=""), attrs.evolve(info, name="a"), attrs.evolve(info, path="/models/b.gguf"),
+        attrs.evolve(info, created=1), attrs.evolve(info, preset=Preset(system="Be brief.")),
+        attrs.evolve(info, path="/models/blobs/sha256-1"),
+    ]  # fmt: skip
+    monkeypatch.setattr(fake, "models", lambda: (info, *others), raising=False)
+    tags = http.send("/api/tags").json["models"]
+    digests = [tag["digest"] for tag in tags]
+    assert all(len(digest) == 64 for digest in digests)
+    assert digests[0] == digests[1] == digests[2]
+    assert len(set(digests)) == len(digests) - 2
+    assert {tag["details"]["format"] for tag in tags} == {"gguf"}
+
+
+def test_the_modelfile_of_a_model_makes_it_again(http, fake, monkeypatch) -> None:
+    assert http.send("/api/show", {"model": "demo"}).json["modelfile"] == "FROM demo\n"
+    preset = Preset(system="Be\nbrief.", template="{{ messages }}", sampling={"top_k": 5}, stop=("x", "y"), seed=3)
+    infos = fake.models()
+    monkeypatch.setattr(fake, "models", lambda: (attrs.evolve(infos[0], preset=preset),), raising=False)
+    assert parse_modelfile(http.send("/api/show", {"model": "demo"}).json["modelfile"]) == {
+        "from": "demo", "system": "Be\nbrief.", "template": "{{ messages }}", "adapters": [],
+        "parameters": {"top_k": 5, "stop": ["x", "y"], "seed": 3},
+    }  # fmt: skip
+
+
+def test_models_that_pool_their_tokens_embed_and_complete_nothing(http, demo, monkeypatch) -> None:
+    get = type(demo.metadata).get
+    pooled = {"llama.pooling_type": 1}
+    monkeypatch.setattr(type(demo.metadata), "get", lambda self, key: pooled.get(key, get(self, key)))
+    assert http.send("/api/show", {"model": "demo"}).json["capabilities"] == ["embedding", "tools"]
+
+
 def test_the_older_form_of_embeddings(http, fake, monkeypatch) -> None:
     infos = fake.models()
     monkeypatch.setattr(fake, "models", lambda: (attrs.evolve(infos[0], embeds=True),), raising=False)
@@ -206,5 +242,5 @@ def test_the_older_form_of_embeddings(http, fake, monkeypatch) -> None:
     fake.script = lambda _: [Admitted(0.0), vector, Done(Usage(1), Timings(0.0, 0.0, 0.0))]
     reply = http.send("/api/embeddings", {"model": "demo", "prompt": "a", "keep_alive": "5m"})
     assert (reply.json, reply.headers.get("warning")) == ({"embedding": [0.5, 0.25]}, None)
-    assert http.send("/api/show", {"model": "demo"}).json["capabilities"] == ["completion", "embedding", "tools"]
+    assert http.send("/api/show", {"model": "demo"}).json["capabilities"] == ["completion", "tools"]
     assert http.send("/", method="HEAD").status == 200

@@ -103,3 +103,35 @@ def test_parameters_of_the_page_and_of_the_table_are_all() -> None:
     }
     assert {*Sampling.__struct_fields__} - other_names - PARAMETERS.keys() <= names
     assert names <= {*Generation.__struct_fields__, *ChatRequest.__struct_fields__} - PARAMETERS.keys()
+
+
+def test_a_folder_in_the_place_of_the_page(serve, tmp_path) -> None:
+    (tmp_path / "secret").write_text("x")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").write_text("<h1>own</h1>")
+    (site / "link").symlink_to(tmp_path / "secret")
+    http = serve(page=site)
+    reply = http.send("/")
+    assert (reply.status, reply.body) == (200, b"<h1>own</h1>")
+    assert "content-security-policy" not in reply.headers
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    for path in ("/link", "/../secret", "/%2e%2e/secret", "/none"):
+        assert http.send(path).status == 404
+    assert http.send("/v1/models").status == 200
+
+
+def test_a_prefix_of_all_paths(serve) -> None:
+    http = serve(page=PAGE, api_prefix="/a/llm")
+    assert http.send("/a/llm/health").status == 200
+    assert http.send("/a/llm/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}).status == 200
+    assert b"<html" in http.send("/a/llm/").body
+    reply = http.send("/a/llm")
+    assert (reply.status, reply.headers["location"]) == (307, "/a/llm/")
+    for path in ("/", "/health", "/v1/models", "/a", "/a/llmx", "/a/llm/none", "//a/llm/health"):
+        reply = http.send(path)
+        assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
+    reply = http.send("/a/llm/api/chat", {"model": "other", "messages": []})
+    assert (reply.status, type(reply.json["error"])) == (404, str)
+    reply = http.send("/a/llm/v1/messages", {"messages": []})
+    assert (reply.status, reply.json["type"]) == (400, "error")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -42,14 +44,15 @@ _codecs: weakref.WeakKeyDictionary[Model, dict[tuple[str | None, bool], ChatCode
 class Prompt:
     """Rendered conversation.
 
-    Its text, token ids, format of the reply, and the grammar of the reply. With pictures the ids are content keys, of
-    `contents` and `tiles` as in GenerationRequest.
+    Its text, token ids, format of the reply, and the grammar of the reply; `prediction` are token ids of the reply that
+    is expected. With pictures the ids are content keys, of `contents` and `tiles` as in GenerationRequest.
     """
 
     text: str
     ids: tuple[int, ...]
     reply: ReplyFormat
     constraint: Constraint
+    prediction: tuple[int, ...] = ()
     contents: Contents | None = None
     tiles: Mapping[int, tuple[Tile, int]] = attrs.field(factory=dict)
 
@@ -92,6 +95,8 @@ def chat_prompt(
     if request.echo and not continues:
         raise BadRequestError("echo: it needs continue_final_message", "echo")
     codec = codec_of(model, settings.template, tools is not None)
+    if continues:
+        messages[-1]["content"] = _begun(request.messages[-1])
     if request.continue_final_message == "reasoning_content":
         messages[-1]["content"] = ""
     messages, shown = marked(messages)
@@ -128,7 +133,20 @@ def chat_prompt(
         raise BadRequestError(str(error), "tool_choice") from None
     constraint = attrs.evolve(constraint, markers=codec.thought_markers(rendering))
     reply = reply_format(codec, rendering, described or (), variables)
-    return Prompt(rendering.text, tuple(ids), reply, constraint, contents, tiles)
+    return Prompt(rendering.text, tuple(ids), reply, constraint, _predicted(request, model), contents, tiles)
+
+
+def _predicted(request: ChatRequest, model: Model) -> tuple[int, ...]:
+    """Token ids of the prediction. Raises FieldError."""
+    if request.prediction is None:
+        return ()
+    content = request.prediction.content
+    if not isinstance(content, str):
+        content = "".join(
+            openai.text_of_part(part.type, part.text if part.type == "text" else None, f"prediction.content[{i}]")
+            for i, part in enumerate(content)
+        )
+    return tuple(model.tokenizer.encode_run(content, continues=True))
 
 
 def _with_pictures(rendering: Rendering, pictures: Mapping[str, Layout], model: Model) -> Rendering:
@@ -157,7 +175,18 @@ def _continues(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
 
 def echoed_text(request: ChatRequest) -> str:
     """Text of the last message that the reply repeats, "" for none."""
-    return as_dicts(request.messages[-1:])[0]["content"] if request.echo else ""
+    return _begun(request.messages[-1]) if request.echo else ""
+
+
+def _begun(message: ChatMessage) -> str:
+    """Text of a message that the reply continues.
+
+    Between its parts are blank lines, as llama-server's.
+    """
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(itertools.dropwhile(operator.not_, (part.text or "" for part in content)))
 
 
 def codec_of(model: Model, template: str | None, tools: bool) -> ChatCodec:

@@ -62,10 +62,11 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
     settings = call.server.settings_of(info)
     n_top = _n_top(request)
     reply, contents, echoes = None, None, bool(request.echo)
+    prediction: tuple[int, ...] = ()
     tiles: Mapping[int, tuple[Tile, int]] = {}
     if isinstance(request, ChatRequest):
         prompt = await rendered(call, request, info, model)
-        contents, tiles = prompt.contents, prompt.tiles
+        contents, tiles, prediction = prompt.contents, prompt.tiles, prompt.prediction
         prompts, constraint, reply = [(prompt.text, list(prompt.ids))], prompt.constraint, prompt.reply
         echoes = bool(echoed_text(request))
     else:
@@ -112,6 +113,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         timed=bool(request.timings_per_token and request.stream),
         key=call.key,
         draft_max=request.draft_max,
+        prediction=prediction,
         slot=request.id_slot if request.id_slot is not None and request.id_slot >= 0 else None,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )

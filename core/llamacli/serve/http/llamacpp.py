@@ -318,7 +318,7 @@ class _Shapes:
             "content": text,
             "tokens": [token.id for token in tokens],
             "stop": False,
-            "id_slot": -1,
+            "id_slot": -1 if self._made.generation.slot is None else self._made.generation.slot,
             "tokens_predicted": self._n_tokens[index],
             "tokens_evaluated": self._n_prompt(index),
             **scores,

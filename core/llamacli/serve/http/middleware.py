@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamacli.serve.errors import HostError
+from llamacli.serve.errors import HostError, NotFoundError
 from llamacli.serve.http.access_log import AccessLine
 from llamacli.serve.http.errors import as_serve_error, error_body, headers_of
 from llamacli.serve.http.settings import HttpSettings
@@ -89,6 +89,26 @@ class HostCheck:
         await self._app(scope, receive, send)
 
 
+class Prefix:
+    """Path that comes before those of all endpoints, and of the page."""
+
+    def __init__(self, app: ASGIApp, prefix: str):
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path == self._prefix:  # relative addresses of the page need the slash
+            await send_response(send, 307, {"location": f"{path}/"}, b"")
+        elif path.startswith(f"{self._prefix}/"):
+            await self._app({**scope, "path": path.removeprefix(self._prefix)}, receive, send)
+        else:
+            await send_error(scope, send, NotFoundError(f"there is no {path}"))
+
+
 class Cors:
     """Cross-origin resource sharing for listed origins.
 
@@ -140,6 +160,7 @@ def _is_local(origin: str) -> bool:
 
 def wrap(app: ASGIApp, settings: HttpSettings, traces: Traces | None = None) -> ASGIApp:
     """Put the middleware that the settings ask for around an app."""
+    app = Prefix(app, settings.api_prefix) if settings.api_prefix else app
     app = Cors(app, settings.cors_origins) if settings.cors_origins else app
     if all(map(is_loopback, settings.hosts)):
         app = HostCheck(app, {*LOOPBACK_NAMES, *settings.hosts, *settings.allowed_hosts})

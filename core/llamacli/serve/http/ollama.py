@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import re
 import time
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
+
+import attrs
 
 from llamacli.chat.formats import own_templates
 from llamacli.chat.logprobs import chat_logprobs
@@ -149,8 +152,9 @@ async def show(call: Call, request: OllamaName) -> None:
         for key in model.metadata
         if isinstance(value := model.metadata.get(key), str | int | float) and key != "tokenizer.chat_template"
     }
-    capabilities = ["completion"]
-    capabilities += ["embedding"] * info.embeds + ["insert"] * (model.tokenizer.infill_ids is not None)
+    pools = model.program.needs_whole_input or model.metadata.get(f"{model.arch}.pooling_type") is not None
+    capabilities = ["embedding" if pools else "completion"]  # `ollama run` embeds the prompt where it sees embedding
+    capabilities += ["insert"] * (model.tokenizer.infill_ids is not None)
     capabilities += ["vision"] * info.sees + ["audio"] * info.hears
     settings, preset = call.server.settings_of(info), info.preset or Preset()
     template = settings.template or own_templates(model.metadata).get("default", "")
@@ -161,7 +165,7 @@ async def show(call: Call, request: OllamaName) -> None:
         capabilities += ["thinking"] * any(marker in codec.template.source for marker in markers)
     await call.respond(
         {
-            "modelfile": "",
+            "modelfile": _modelfile(info, preset),
             "parameters": "\n".join(f"{name} {json.dumps(value)}" for name, value in _shown(preset)),
             "template": template,
             **({"system": preset.system} if preset.system else {}),
@@ -176,6 +180,13 @@ async def show(call: Call, request: OllamaName) -> None:
 async def version(call: Call) -> None:
     """Version of the server."""
     await call.respond({"version": local.version()})
+
+
+def _modelfile(info: ModelInfo, preset: Preset) -> str:
+    """Modelfile that `create` makes the same model of."""
+    texts = {"TEMPLATE": preset.template, "SYSTEM": preset.system}
+    lines = [f"FROM {info.name}", *(f'{name} """{text}"""' for name, text in texts.items() if text)]
+    return "\n".join([*lines, *(f"PARAMETER {name} {json.dumps(value)}" for name, value in _shown(preset)), ""])
 
 
 def _shown(preset: Preset) -> Iterator[tuple[str, Any]]:
@@ -394,15 +405,24 @@ def _tag(info: ModelInfo) -> dict[str, Any]:
         "model": info.name,
         "modified_at": _timestamp(info.created),
         "size": info.n_bytes,
-        "digest": info.fingerprint,
+        "digest": _digest(info),
         "details": _details(info),
     }
+
+
+def _digest(info: ModelInfo) -> str:
+    """Digest of a model's file and defaults, loaded or not.
+
+    `ollama list` shows its first twelve digits.
+    """
+    known = info.path, info.created, None if info.preset is None else attrs.astuple(info.preset)
+    return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": PurePath(info.path).suffix.removeprefix("."),
+        "format": PurePath(info.path).suffix.removeprefix(".") or "gguf",  # files of the catalogue have no suffix
         "family": info.architecture,
         "families": [info.architecture] if info.architecture else [],
         "parameter_size": _count(info.n_params) if info.n_params else "",

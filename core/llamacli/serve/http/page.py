@@ -50,10 +50,15 @@ TYPES = {
 
 
 class Page:
-    """ASGI app of static files."""
+    """ASGI app of static files.
+
+    The content-security policy is for the own page alone.
+    """
 
     def __init__(self, folder: Path):
         self._files = StaticFiles(directory=folder, html=True)
+        own = folder == PAGE
+        self._headers = {name: value for name, value in HEADERS.items() if own or name != "content-security-policy"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -64,7 +69,7 @@ class Page:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                headers.update(self._headers)
                 if content_type is not None and message["status"] == 200:
                     headers["content-type"] = content_type
             await send(message)

@@ -103,10 +103,12 @@ def call_id(request: GenerationRequest, event: ArgumentsDelta | ToolCallDelta) -
 
 def openai_usage(usage: Usage) -> dict[str, Any]:
     """Numbers of tokens in the shape of OpenAI's API."""
+    rejected = usage.drafted - usage.accepted
+    predicted = {"accepted_prediction_tokens": usage.accepted, "rejected_prediction_tokens": rejected}
     return {
         **openai.usage(usage.prompt, usage.generated),
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **(predicted if usage.predicted else {})},
     }
 
 

@@ -52,6 +52,7 @@ class HttpSettings:
     - `store_size`: limit of the store in bytes; `store_age`: seconds without use after which objects are removed, None
       for never.
     - `page`: folder of static files to serve at `/`, None for none.
+    - `api_prefix`: path before all others, such as `/llm`, "" for none.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
@@ -95,3 +96,4 @@ class HttpSettings:
     store_size: int = 256 << 20
     store_age: float | None = 30 * 86400.0
     page: Path | None = None
+    api_prefix: str = ""

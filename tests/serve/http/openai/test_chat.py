@@ -70,6 +70,33 @@ def test_usage_and_timings(http, fake) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["one two", [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}]])
+def test_a_prediction_is_the_draft_of_its_request(client, fake, demo, content) -> None:
+    usage = Usage(9, 4, 5, 2, drafted=6, accepted=4, predicted=True)
+    fake.script = lambda _: [*events(TextDelta(0, "a"))[:-1], Done(usage, DONE.timings)]
+    prediction = {"type": "content", "content": content}
+    reply = client.chat.completions.create(model="demo", messages=HI, prediction=prediction)
+    details = reply.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (4, 2)
+    assert demo.tokenizer.decode(fake.requests[0].prediction).lstrip() == "one two"
+    client.chat.completions.create(model="demo", messages=HI, prediction={"type": "content", "content": ""})
+    client.chat.completions.create(model="demo", messages=HI)
+    assert fake.requests[1].prediction == fake.requests[2].prediction == ()
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ("text", "prediction"), ({"content": "x"}, "prediction.type"), ({"type": "content"}, "prediction.content"),
+        ({"type": "text", "content": "x"}, "prediction.type"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": "data:"}]}, "prediction.content[0].type"),
+    ],
+)  # fmt: skip
+def test_invalid_predictions_are_refused(http, prediction, param) -> None:
+    reply = http.chat(prediction=prediction)
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+
+
 def test_verbose(http, fake) -> None:
     whole = http.chat(verbose=True, temperature=0.25, max_tokens=5).json["__verbose"]
     assert whole["prompt"].startswith("<|begin|>")

@@ -120,6 +120,13 @@ class ToolChoice(Schema, kw_only=True):
     type: str = "function"
 
 
+class Prediction(Schema, kw_only=True):
+    """Text that is expected as the reply, and drafted."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
 class ChatRequest(Generation, kw_only=True):
     """Request of `/v1/chat/completions` and `/apply-template`.
 
@@ -131,7 +138,7 @@ class ChatRequest(Generation, kw_only=True):
     """
 
     foreign: ClassVar[Foreign] = {
-        **GENERATION,
+        **{name: why for name, why in GENERATION.items() if name != "prediction"},
         **dict.fromkeys(("functions", "function_call"), Refused("use tools and tool_choice")),
         **dict.fromkeys(("audio", "web_search_options"), Refused("models read and write text only")),
         "modalities": Refused("models read and write text only", (["text"],)),
@@ -155,5 +162,6 @@ class ChatRequest(Generation, kw_only=True):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     reasoning_control: bool | None = None
+    prediction: Prediction | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
