@@ -46,7 +46,7 @@ def request(name: str, seed: int = 0, **fields: Any) -> GenerationRequest:
 
 
 def even_clock() -> Callable[[], float]:
-    """Clock by which all steps take as long: drafts do not depend on the machine."""
+    """Clock by which all steps take as long, on any machine."""
     return count(1.0, 1e-4).__next__
 
 
@@ -214,7 +214,7 @@ def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | Non
 def counted(
     model: Model, wanted: list[GenerationRequest], source: DraftSource | None, **options: Any
 ) -> tuple[dict[str, Any], int, int]:
-    """Ids and log-probabilities of tokens by request; the numbers of drafted and of accepted ones."""
+    """Tokens as by `run`; the numbers of drafted and of accepted ones."""
     scheduler = Scheduler(model, EngineSettings(n_ctx=160), drafts=source, **options)
     found: dict[str, Any] = {one.id: [] for one in wanted}
     for one in wanted:
@@ -342,7 +342,7 @@ def test_a_model_is_served_with_a_head_of_another_file(tmp_path: Path, plugins: 
 
 
 def test_acceptance_of_assistants_follows_their_quality(tmp_path: Path, plugins: Plugins, tiny_gguf: TinyGguf) -> None:
-    """Model whose next token depends on the last one alone, with heads that are right, in between and wrong."""
+    """Model whose next token depends on the last one alone."""
     random = np.random.RandomState(3)
     follows, table = random.permutation(128), random.standard_normal((128, 64)).astype(np.float32)
     output = np.empty_like(table)
