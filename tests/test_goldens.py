@@ -12,6 +12,7 @@ from llamacli import Model, Session, load_model
 from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.ops import linear, moe
 from llamacli.plugins import Plugins
+from oracle import long
 from oracle.goldens import DIRECTORY, ENCODED, N_CTX, N_GREEDY, N_PROMPT, POSITIONS, TOKENS, Golden, nmse, sha256, sure
 from suite import REPRESENTATIVES, slow_but
 from tiny_variants import VARIANTS
@@ -75,6 +76,14 @@ def test_goldens_match_the_files(family: str, tiny_gguf: TinyGguf) -> None:
 @pytest.mark.parametrize("variant", slow_but(first_variants(FLOAT32), EVERY))
 def test_fp32_matches_llama_cpp_on_float32_weights(variant: str, load_tiny: LoadTiny) -> None:
     check_exact(Golden.load(variant), all_logits(load_tiny(variant)), VARIANTS[variant].exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", long.VARIANTS)
+def test_fp32_matches_llama_cpp_in_long_texts(variant: str, load_tiny: LoadTiny) -> None:
+    with np.load(long.PATH) as golden, load_tiny(variant).create_session(n_ctx=long.N_CTX) as session:
+        logits = session.eval(long.TOKENS, all_logits=True)[:: long.STEP]
+        assert nmse(golden[variant], logits) <= VARIANTS[variant].exact
 
 
 @pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, FLOAT32))

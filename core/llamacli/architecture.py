@@ -272,10 +272,17 @@ class BlockHeadArchitecture(HeadArchitecture):
         The state is `g.previous_hidden(config.n_embd)`, and each `g.store` as in `forward`.
         """
 
-    def block(self, config: Any) -> tuple[int, int, bool]:
-        """Length of a block, id of masks, and True if causal."""
-        found: tuple[int, int, bool] = config.block
+    def block(self, config: Any) -> tuple[int, int, bool, int]:
+        """Length, id of masks, True if causal, and the first predicting row."""
+        found: tuple[int, int, bool, int] = config.block
         return found
+
+    def bias(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Record what a token adds to the next one's logits.
+
+        It is as wide as the logits, and of the token's id alone. None, the default, adds nothing.
+        """
+        return None
 
 
 class CacheHeadArchitecture(HeadArchitecture):
@@ -371,13 +378,16 @@ def trace_head(architecture: HeadArchitecture, config: Config, weights: Weights)
 
 def trace_block_head(
     architecture: BlockHeadArchitecture, config: Config, weights: Weights
-) -> tuple[Graph, Graph, Graph]:
-    """Record the parts of a head that predicts blocks: `fuse`, `inject`, `forward`.
+) -> tuple[Graph, Graph, Graph, Graph | None]:
+    """Record the parts of a head that predicts blocks.
+
+    They are `fuse`, `inject`, `forward` and `bias`.
 
     Raises PluginError for parts that cannot draft, see `BlockHeadArchitecture`.
     """
-    part, fuser, injector, head = f"draft head {architecture.name!r}", Graph(), Graph(), Graph()
+    part, fuser, injector, head, biases = f"draft head {architecture.name!r}", Graph(), Graph(), Graph(), Graph()
     state, logits = architecture.fuse(fuser, config, weights), architecture.forward(head, config, weights)
+    bias = architecture.bias(biases, config, weights)
     architecture.inject(injector, config, weights)
     if not fuser.reads_hidden or fuser.states or fuser.ops[-1].out is not state or state.width != config.n_embd:
         raise PluginError(f"{part}: fuse must make a state of {config.n_embd} numbers of g.previous_hidden")
@@ -386,7 +396,9 @@ def trace_block_head(
     injector.scale(injector.ops[0].out, 1.0)  # a program ends in a value, which nothing reads
     if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent or head.needs_whole_input:
         raise PluginError(f"{part}: forward must end in its logits, and have no recurrent states")
-    return fuser, injector, head
+    if bias and (biases.states or biases.reads_hidden or biases.ops[-1].out is not bias or bias.width != logits.width):
+        raise PluginError(f"{part}: bias must be as wide as the logits, and read the token's id alone")
+    return fuser, injector, head, biases if bias else None
 
 
 def trace_cache_head(

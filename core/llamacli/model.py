@@ -631,13 +631,14 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
             f"{file.path}: the {name} has another vocabulary than the model {model.name!r}: {config.n_vocab} and "
             f"{model.config.n_vocab} tokens"
         )
-    injector, block, reads_cache = None, (0, 0, False), isinstance(architecture, CacheHeadArchitecture)
+    injector, biases, block = None, None, (0, 0, False, 1)
+    reads_cache = isinstance(architecture, CacheHeadArchitecture)
     if not reads_cache:
         _share_weights(model, weights, config, f"{file.path}: the {name}")
     if isinstance(architecture, CacheHeadArchitecture):
         fuser, graph = trace_cache_head(architecture, config, weights, model.program.graph)
     elif isinstance(architecture, BlockHeadArchitecture):
-        fuser, injector, graph = trace_block_head(architecture, config, weights)
+        fuser, injector, graph, biases = trace_block_head(architecture, config, weights)
         block = architecture.block(config)
     else:
         fuser, graph = trace_head(architecture, config, weights)
@@ -661,8 +662,10 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
     program = model.program.extended(graph, view)
     pool = model.kv_pool() if reads_cache else model.head_pool(program, identity(file))
     fuses = None if reads_cache else model.program.extended(fuser, view)
-    injects = model.program.extended(injector, view) if injector else None
-    return Head(name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block, reads_cache)
+    injects, adds = (model.program.extended(part, view) if part else None for part in (injector, biases))
+    return Head(
+        name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block, adds, reads_cache=reads_cache
+    )
 
 
 def _share_weights(model: Model, weights: Weights, config: Config, head: str) -> None:

@@ -16,6 +16,7 @@ from llamacli import (
     Model,
     ModelFormatError,
     MtpHead,
+    PluginError,
     SamplingParams,
     load_model,
 )
@@ -26,6 +27,7 @@ from llamacli.kv import KVSequence
 from llamacli.ops.run import Span
 from llamacli.plugins import Plugins
 from llamacli.testing import formulas
+from llamacli_qwen.dflash import DFlash
 from oracle.goldens import DIRECTORY, TOKENS
 from tiny_dflash import HEADS as BLOCK_HEADS
 from tiny_eagle import HEADS, MODELS, write_eagle3
@@ -96,12 +98,14 @@ def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path:
         expected = {field: golden[f"{name} {field}"] for field in ("features", "states", "logits", "draft")}
         head = head_of(model, write(tmp_path / "head.gguf", **options))
         rows, sequence = passed(model, tokens[:-1]), head.sequence(None)
-        states, (length, mask, is_causal) = head.states(rows, sequence), head.block
+        states, (length, mask, is_causal, first) = head.states(rows, sequence), head.block
         injector = head.injector
         assert injector is not None
         evaluate(lambda _: injector, [Chunk(sequence, tokens[:-1], n_last=0, hidden_in=states)])
         block = Inputs.of([tokens[-1], *[mask] * (length - 1)], spans=[] if is_causal else [(0, length)])
         logits = head.logits(evaluate(lambda _: head.program, [Chunk(sequence, block, n_last=length)])[0])
+        for row, token in zip(logits[first:], [tokens[-1], *expected["draft"].tolist()], strict=False):
+            row[:] = head.biased(row, token, sequence)
         with HeadDrafter(head, min_probability=0.0) as drafter:
             drafter.take_hidden(0, tokens[:18], rows[:18], 0)
             drafter.take_hidden(18, [*tokens[18:-1], 7], np.concatenate([rows[18:], rows[:1]]), 1)
@@ -198,6 +202,13 @@ def test_texts_are_those_without_blocks(name: str, model: Model, tmp_path: Path)
         ids, n_drafted, _ = text(model, params, drafter)
     assert ids == expected
     assert n_drafted > 0
+
+
+def test_a_bias_of_another_width_is_refused(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, options, _ = BLOCK_HEADS["dspark"]
+    monkeypatch.setattr(DFlash, "bias", lambda _, g, __, weights: g.embed(weights.markov_w1))
+    with pytest.raises(PluginError, match=r"draft head 'dflash': bias must be as wide as the logits"):
+        model.load_draft(write(tmp_path / "head.gguf", **options))
 
 
 def copying(right: float) -> dict[str, np.ndarray]:

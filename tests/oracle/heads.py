@@ -126,7 +126,9 @@ def record_block(model: Path, head: Path, options: dict[str, Any]) -> dict[str, 
     keys, mask = options["keys"], options["metadata"]["tokenizer.ggml.mask_token_id"]
     ids = [tokens[-1], *[mask] * (keys["block_size"] - 1)]
     logits = pair.block(ids, N_TOKENS - 1, causal=keys.get("attention.causal", False))
-    return {"features": features, "states": states, "logits": logits, "draft": logits[1:].argmax(1)}
+    is_markov = "markov_w1.weight" in options.get("tensors", {})
+    first = 0 if is_markov and keys.get("sample_from_anchor", True) else 1
+    return {"features": features, "states": states, "logits": logits, "draft": logits[first:].argmax(1)}
 
 
 def record_cached(model: Path, head: Path) -> dict[str, npt.NDArray[np.generic]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import attrs
+import numpy as np
 import pytest
 
 from adapters import write_adapter
@@ -36,6 +38,7 @@ from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
 from sessions import LONG
 from tiny_eagle import write_eagle3
+from tiny_gemma import write_assistant
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -43,6 +46,11 @@ GREEDY = SamplingParams(temperature=0.0)
 def request(name: str, seed: int = 0, **fields: Any) -> GenerationRequest:
     given = {"params": GREEDY, "max_tokens": 40, "ignore_eos": True, "prompts": (tuple(range(300, 310 + seed)),)}
     return GenerationRequest(id=name, model="m", seed=seed, **{**given, **fields})
+
+
+def even_clock() -> Callable[[], float]:
+    """Clock by which all steps take as long, on any machine."""
+    return count(1.0, 1e-4).__next__
 
 
 def done(simulation: Simulation, name: str) -> Done:
@@ -227,6 +235,14 @@ def model(request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins)
 
 def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | None, **options: Any) -> dict[str, Any]:
     """Ids and log-probabilities of tokens by request; the number of drafted ones."""
+    found, drafted, _ = counted(model, wanted, source, **options)
+    return {**found, "drafted": drafted}
+
+
+def counted(
+    model: Model, wanted: list[GenerationRequest], source: DraftSource | None, **options: Any
+) -> tuple[dict[str, Any], int, int]:
+    """Tokens as by `run`; the numbers of drafted and of accepted ones."""
     scheduler = Scheduler(model, EngineSettings(n_ctx=160, draft_max=8), drafts=source, **options)
     found: dict[str, Any] = {one.id: [] for one in wanted}
     for one in wanted:
@@ -235,11 +251,10 @@ def run(model: Model, wanted: list[GenerationRequest], source: DraftSource | Non
         for state, event in scheduler.step():
             if isinstance(event, TextDelta):
                 found[state.message.id] += [(event.index, token.id, token.logprob) for token in event.tokens]
-    found["drafted"] = scheduler.counters.draft_tokens
     scheduler.close()
-    return {
-        name: sorted(rows, key=lambda row: row[0]) if isinstance(rows, list) else rows for name, rows in found.items()
-    }
+    counters = scheduler.counters
+    rows = {name: sorted(rows, key=lambda row: row[0]) for name, rows in found.items()}
+    return rows, counters.draft_tokens, counters.draft_tokens_accepted
 
 
 def requests(n: int, **fields: Any) -> list[GenerationRequest]:
@@ -357,10 +372,56 @@ def test_a_model_is_served_with_a_head_of_another_file(tmp_path: Path, plugins: 
         assert isinstance(found, Head)
         create = partial(HeadDrafter, found, min_probability=0.0)
         wanted = requests(4)
-        plain, drafted = (run(model, wanted, one) for one in (None, DraftSource(create, True, found.pool)))
+        sources = None, DraftSource(create, True, found.pool)
+        plain, drafted = (run(model, wanted, one, clock=even_clock()) for one in sources)
         assert drafted.pop("drafted") > plain.pop("drafted") == 0
         assert plain == drafted
         assert found.pool.n_used_bytes == 0
+
+
+def test_acceptance_of_assistants_follows_their_quality(tmp_path: Path, plugins: Plugins, tiny_gguf: TinyGguf) -> None:
+    """Model whose next token depends on the last one alone."""
+    random = np.random.RandomState(3)
+    follows, table = random.permutation(128), random.standard_normal((128, 64)).astype(np.float32)
+    output = np.empty_like(table)
+    output[follows] = 0.05 * table
+    silent = {
+        f"blk.{i}.{name}": np.zeros((rows, columns), np.float32)
+        for i in range(3)
+        for name, rows, columns in (("ffn_down.weight", 64, 96), ("attn_output.weight", 64, 128 if i == 2 else 64))
+    }
+    tensors = silent | {"token_embd.weight": table, "output.weight": output, "output_norm.weight": np.ones(64)}
+    path = tiny_gguf("gemma4", untied=True, tensors=tensors)
+    project, noise = random.standard_normal((32, 64)).astype(np.float32), random.standard_normal((128, 32))
+    project_last = np.hstack([project, np.zeros((32, 64), np.float32)])
+    right = np.empty((128, 32))
+    right[follows] = table @ project.T
+    right /= np.linalg.norm(right, axis=1, keepdims=True)
+    shares = []
+    with load_model(path, plugins=plugins, engine=default_engine()) as model:
+        expected, *_ = counted(model, requests(6), None)
+        for guesses in (right, right + 0.35 * noise, np.roll(right, 1, axis=0)):
+            tensors = {"nextn.pre_projection.weight": project_last, "token_embd.weight": guesses.astype(np.float32)}
+            head = model.load_draft(write_assistant(tmp_path / "head.gguf", tensors=silent_head() | tensors))
+            assert isinstance(head, Head)
+            create = partial(HeadDrafter, head, min_probability=0.0)
+            source = DraftSource(lambda _, create=create: create(4), True, head.pool)
+            texts, drafted, accepted = counted(model, requests(6), source, clock=even_clock())
+            assert texts == expected
+            shares.append(accepted / drafted)
+    assert shares[0] > 0.9
+    assert 0.1 < shares[1] < 0.9
+    assert shares[2] < 0.1
+
+
+def silent_head() -> dict[str, np.ndarray]:
+    """Tensors of an assistant whose blocks add nothing."""
+    found = {"output_norm.weight": np.ones(32, np.float32)}
+    for i, n_q in enumerate((64, 64, 128)):
+        found |= {f"blk.{i}.attn_output.weight": np.zeros((32, n_q), np.float32)}
+        found |= {f"blk.{i}.ffn_down.weight": np.zeros((32, 48), np.float32)}
+        found |= {f"blk.{i}.layer_output_scale.weight": np.ones(1, np.float32)}
+    return found
 
 
 def test_texts_whose_drafter_cannot_be_made_have_no_drafts(caplog: pytest.LogCaptureFixture) -> None:

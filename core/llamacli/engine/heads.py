@@ -27,7 +27,7 @@ class Head(contextlib.AbstractContextManager["Head"]):
     - `fuser`: makes a state of what the model passes, its `columns` side by side; None for hidden states as they are.
     - `ids`: ids of its tokens in the model's vocabulary, int64, None where they are the same.
     - `injector`: caches keys and values of states, in a head that predicts blocks; `block` is what
-      `BlockHeadArchitecture.block` returns.
+      `BlockHeadArchitecture.block` returns; `biases` computes what a token adds to the next one's logits, None nothing.
     - `reads_cache`: it has no cache, and reads the model's; `pool` is the model's then.
     """
 
@@ -39,7 +39,8 @@ class Head(contextlib.AbstractContextManager["Head"]):
     columns: tuple[slice, ...] = ()
     ids: npt.NDArray[np.int64] | None = None
     injector: Program | None = None
-    block: tuple[int, int, bool] = (0, 0, False)
+    block: tuple[int, int, bool, int] = (0, 0, False, 1)
+    biases: Program | None = None
     reads_cache: bool = False
 
     @property
@@ -86,6 +87,13 @@ class Head(contextlib.AbstractContextManager["Head"]):
         found = np.full((len(rows), self.model.config.n_vocab), -np.inf, np.float32)
         found[:, self.ids] = rows
         return found
+
+    def biased(self, row: Rows, token: int, sequence: KVSequence) -> Rows:
+        """Logits of a row of a block behind a token, float32 [n_vocab]."""
+        if self.biases is None:
+            return row
+        bias = self.biases.forward(np.array([token], np.int32), [Span(sequence, 0, 1)], [1])
+        return row + self.logits(bias)[-1]
 
     def close(self) -> None:
         """Do nothing: weights and caches are freed with the object."""

@@ -190,20 +190,22 @@ class BlockContext(HeadContext):
     def draft(self, tokens: Sequence[int], limit: int, min_probability: float) -> list[int]:
         """See `HeadContext`."""
         cache, known = self._cache, list(tokens[self._first : -1])
-        n, (length, mask, is_causal) = len(known), self._head.block
-        limit = min(limit, length - 1, cache.seq_len - n - 1)
+        n, (length, mask, is_causal, first) = len(known), self._head.block
+        limit = min(limit, length - first, cache.seq_len - n - first)
         if limit <= 0 or n_common(self._tokens, known) < n or len(tokens) <= self._first:
             return []
         self._rewind(n)
         if waiting := self._tokens[len(cache.tokens) :]:
             self._evaluate(waiting, n_last=0)
         program = self._head.program
-        block = [tokens[-1], *[mask] * limit]
+        block = [tokens[-1], *[mask] * (limit + first - 1)]
         inputs = Inputs.of(block, spans=() if is_causal else [(0, len(block))])
         try:
             chunk = Chunk(cache, inputs, n_last=limit, n_ahead=len(block))
             rows = iter(self._head.logits(evaluate(lambda _: program, [chunk])[0]))
-            return likely_tokens([], limit, min_probability, lambda _: next(rows))
+            return likely_tokens(
+                tokens[-1:], limit, min_probability, lambda last: self._head.biased(next(rows), last[0], cache)
+            )
         finally:
             self._truncate(n)
 

@@ -6,6 +6,8 @@ fourth layer attends to everything and has no RoPE.
 
 from typing import Any
 
+import attrs
+
 from llamacli.plugin import Decoder, Graph, Metadata, Params, Rope, TensorTable, Value, Weights, hookimpl, sigmoid
 
 LLAMACLI_API = 1
@@ -32,9 +34,12 @@ class MuseGlimmer(Decoder):
         return super().fields(metadata) | {"logit_scale": scale, "logit_softcap": cap}
 
     def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-        """RoPE of sliding layers."""
+        """RoPE of sliding layers, unscaled."""
         ropes = super().ropes(metadata, head_dim, windows)
-        return tuple(rope if window else None for rope, window in zip(ropes, windows, strict=True))
+        return tuple(
+            attrs.evolve(rope, freq_scale=1.0) if rope and window else None
+            for rope, window in zip(ropes, windows, strict=True)
+        )
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
         """Tensors of attention, with its gate."""

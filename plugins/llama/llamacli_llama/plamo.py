@@ -15,6 +15,7 @@ from llamacli.plugin import (
     Metadata,
     ModelFormatError,
     Params,
+    Rope,
     TensorTable,
     Value,
     Weights,
@@ -43,6 +44,10 @@ class Plamo3(Decoder):
     def window(self, metadata: Metadata, key: str) -> int:
         """Length of the sliding window in tokens; 0 for none."""
         return metadata.get_int(key, default=0, minimum=0)
+
+    def sliding_rope(self, metadata: Metadata, rope: Rope) -> Rope:
+        """RoPE of sliding layers, unscaled."""
+        return super().sliding_rope(metadata, attrs.evolve(rope, freq_scale=1.0, base=10000.0))
 
     def add_norm(self, table: TensorTable, name: str, width: int) -> None:
         """Add a norm; names of those behind a branch have no suffix."""

@@ -46,6 +46,7 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
     MuseGlimmer(): {
         "muse_glimmer": {
             "block_count": 4, "attention.sliding_window": 8, "logit_scale": 0.5, "rope.freq_base_swa": 500.0,
+            "rope.scaling.type": "linear", "rope.scaling.factor": 4.0,
         },
         "muse_glimmer_capped": _sliding(False, True) | {"logit_scale": 3.0, "final_logit_softcapping": 2.0},
     },

@@ -35,6 +35,10 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "block_count": 3, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2,
             "rope.freq_base_swa": 100.0,
         },
+        "plamo3_scaled": {
+            "block_count": 3, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 500.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0,
+        },
         "plamo3_by_layer": {
             "attention.head_count": [4, 2], "attention.head_count_kv": [2, 1], "feed_forward_length": [96, 64],
             "attention.key_length": 16, "attention.value_length": 16,

@@ -1,9 +1,11 @@
 """DFlash draft heads: blocks of tokens in one pass.
 
 Chen et al. 2026. Layers of Qwen 3's kind. Their keys and values are those of the model's tokens, made of the inputs of
-some of its layers, and those of the block itself: the last token, and a mask for each token to predict.
+some of its layers, and those of the block itself: the last token, and a mask for each token to predict. DSpark heads
+add logits that a Markov head makes of the token before.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -36,16 +38,19 @@ class DFlashConfig(DecoderConfig):
     """Hyperparameters of a head.
 
     - `layers`: the layers of the model whose inputs it reads.
-    - `block`: the length of a block, the id of masks, and True if tokens of a block see no later ones.
+    - `block`: the length of a block, the id of masks, True if tokens of a block see no later ones, and the first row
+      that predicts: that of the last token in DSpark heads.
     - `value_scale` multiplies what was attended to; `gated` is the activation of the networks.
     - `n_draft`: the number of tokens that it predicts.
+    - `rank`: the width of the Markov head, 0 without.
     """
 
     layers: tuple[int, ...]
-    block: tuple[int, int, bool]
+    block: tuple[int, int, bool, int]
     value_scale: float
     gated: Activation
     n_draft: int
+    rank: int = 0
 
 
 class DFlash(Decoder, BlockHeadArchitecture):
@@ -85,6 +90,7 @@ class DFlash(Decoder, BlockHeadArchitecture):
                 metadata.get_int(f"{self.name}.block_size", default=16, minimum=2, maximum=256),
                 metadata.get_int("tokenizer.ggml.mask_token_id", minimum=0),
                 metadata.get_bool(f"{self.name}.attention.causal", default=False),
+                int(not metadata.get_bool(f"{self.name}.sample_from_anchor", default=True)),
             ),
             value_scale=scale("attention.value_scale", 1.0),
             gated=_ACTIVATIONS[name],
@@ -93,6 +99,13 @@ class DFlash(Decoder, BlockHeadArchitecture):
         if config.block[1] >= config.n_vocab:
             raise ModelFormatError(f"{metadata.source}: tokenizer.ggml.mask_token_id = {config.block[1]} is no token")
         return config
+
+    def of_shapes(self, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> DFlashConfig:
+        """Configuration with the numbers of tokens and of the Markov head."""
+        rank = shapes.get("markov_w1.weight", (0, 0))[-1]
+        block = config.block if rank else (*config.block[:-1], 1)
+        found: DFlashConfig = attrs.evolve(super().of_shapes(config, shapes), rank=rank, block=block)
+        return found
 
     def window(self, metadata: Metadata, key: str) -> int:
         """Length of the sliding window, 0 in files without one."""
@@ -106,6 +119,11 @@ class DFlash(Decoder, BlockHeadArchitecture):
         table.add("fc", c.n_embd, len(c.layers) * c.n_embd)
         table.add("enc.output_norm", c.n_embd)
         table.add_tensor("d2t", c.n_draft or c.n_vocab, optional=True)
+        if c.rank:
+            table.add("markov_w1", c.n_vocab, c.rank)
+            table.add("markov_w2", c.n_draft, c.rank)
+            table.add_unused("conf_proj", 1, c.n_embd + c.rank)
+            table.add_unused("conf_proj", 1, kind="bias")
         return table
 
     def add_attention(self, block: TensorTable, c: Any, i: int) -> None:
@@ -122,6 +140,10 @@ class DFlash(Decoder, BlockHeadArchitecture):
         c, w = config, weights
         x = g.linear(g.previous_hidden(len(c.layers) * c.n_embd), w.fc)
         return g.rms_norm(x, w.enc_output_norm, c.eps)
+
+    def bias(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Logits of the Markov head."""
+        return g.linear(g.embed(weights.markov_w1), weights.markov_w2) if config.rank else None
 
     def inject(self, g: Graph, config: Any, weights: Weights) -> None:
         """Keys and values of a token of the model."""

@@ -21,6 +21,17 @@ _SHARED = ["token_embd.weight", "output.weight", "d2t", "rope_freqs.weight"] + [
     for name in ("attn_sinks", "post_attention_norm", "post_ffw_norm", "layer_output_scale")
 ]
 
+RANK = 16
+"""Width of the Markov heads of DSpark."""
+
+
+def _markov(n_draft: int) -> dict[str, np.ndarray]:
+    random = np.random.RandomState(8)
+    return {
+        f"markov_w{i}.weight": random.standard_normal((n, RANK)).astype(np.float32) for i, n in ((1, 128), (2, n_draft))
+    }
+
+
 HEADS = {
     "dflash": (write_architecture, _OPTIONS | {"keys": _KEYS, "without": _SHARED}, 1e-9),
     "dflash_all": (
@@ -42,6 +53,25 @@ HEADS = {
         _OPTIONS
         | {"keys": _KEYS | {"attention.causal": True, "hidden_activation": "gelu"}, "without": _SHARED[2:]},
         1e-5,
+    ),
+    "dspark": (
+        write_architecture,
+        _OPTIONS | {
+            "keys": _KEYS, "without": _SHARED,
+            "tensors": _markov(128) | {
+                "conf_proj.weight": np.full((1, 64 + RANK), 0.1, np.float32), "conf_proj.bias": np.ones(1, np.float32),
+            },
+        },
+        1e-9,
+    ),
+    "dspark_bonus": (
+        write_architecture,
+        _OPTIONS | {
+            "keys": _KEYS | {"sample_from_anchor": False}, "without": _SHARED[3:],
+            "tensors": {"d2t": IDS, "output.weight": _OUTPUT, "markov_w2.scale": np.full(1, 0.5, np.float32)}
+            | _markov(40),
+        },
+        1e-9,
     ),
 }  # fmt: skip
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
