@@ -24,6 +24,20 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _predicting(kind: str, model_type: str, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Model of gated delta nets with a head for multi-token prediction."""
+    at = "mtp.layers.{0}.mlp."
+    networks = {at: 96}
+    if "experts" in str(config):
+        networks = {f"{at}experts.{{0,1,2,3}}.": 32, f"{at}shared_expert.": 48}
+    more = {f"{name}{{gate,up}}_proj.weight": [n_ff, 64] for name, n_ff in networks.items()}
+    more |= {f"{name}down_proj.weight": [64, n_ff] for name, n_ff in networks.items()}
+    if len(networks) > 1:
+        more |= {f"{at}gate.weight": [4, 64], f"{at}shared_expert_gate.weight": [1, 64]}
+    options |= {"differs": (r"\.ssm_a$",), "more": _MTP | more}
+    return _model(kind, model_type, config, **options)
+
+
 def _model(
     kind: str,
     model_type: str,
@@ -38,13 +52,34 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE.
+    files that llama.cpp knows, decides about norms or RoPE; `more` shapes of tensors that transformers does not save.
     """
     return {
         "architectures": [kind], "model_type": model_type, "config": {**sizes, **config}, "tokenizer": tokenizer,
         **options,
     }  # fmt: skip
 
+
+_DELTA: dict[str, Any] = {
+    "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [],
+}  # fmt: skip
+_MTP: dict[str, Any] = {
+        "mtp.fc.weight": [64, 128], "mtp.norm.weight": [64], "mtp.pre_fc_norm_{embedding,hidden}.weight": [64],
+        "mtp.layers.{0}.{input,post_attention}_layernorm.weight": [64],
+        "mtp.layers.{0}.self_attn.q_proj.weight": [256, 64], "mtp.layers.{0}.self_attn.{k,v}_proj.weight": [64, 64],
+        "mtp.layers.{0}.self_attn.o_proj.weight": [64, 128], "mtp.layers.{0}.self_attn.{q,k}_norm.weight": [32],
+}  # fmt: skip
+"""Tensors of a head for multi-token prediction, without its network."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "glm": _model(
@@ -207,6 +242,58 @@ MODELS: dict[str, dict[str, Any]] = {
          "tie_word_embeddings": True},
         tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
     ),
+    **{
+        name: _predicting(kind, model_type, config)
+        for name, kind, model_type, config in (
+            ("qwen3next", "Qwen3NextForCausalLM", "qwen3_next", _DELTA | _QWEN_EXPERTS),
+            ("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA | {"mtp_num_hidden_layers": 1}),
+            ("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
+             _DELTA | _QWEN_EXPERTS | {"mtp_num_hidden_layers": 1}),
+        )
+    },
+    "qwen35_vl": _predicting(
+        "Qwen3_5ForConditionalGeneration", "qwen3_5",
+        {"text_config": _SIZES | _DELTA | {"mtp_num_hidden_layers": 1}, "vision_config": _VISION},
+        sizes={},
+    ),
+    "qwen35moe_vl": _predicting(
+        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe",
+        {"text_config": _SIZES | _DELTA | _QWEN_EXPERTS | {"mtp_num_hidden_layers": 1}, "vision_config": _VISION},
+        sizes={},
+    ),
+    "qwen2vl": _model(
+        "Qwen2VLForConditionalGeneration", "qwen2_vl",
+        {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+                                                      "mrope_section": [2, 3, 3]}},
+         "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
+        sizes={},
+    ),
+    "qwen25vl": _model(
+        "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl",
+        {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+                                                      "mrope_section": [2, 3, 3]}},
+         "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64,
+                           "out_hidden_size": 64}},
+        sizes={},
+    ),
+    "qwen3vl": _model(
+        "Qwen3VLForConditionalGeneration", "qwen3_vl",
+        {"text_config": _SIZES | {"head_dim": 32, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+         "vision_config": _VISION | {"deepstack_visual_indexes": [0]}},
+        sizes={},
+    ),
+    "qwen3vlmoe": _model(
+        "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe",
+        {"text_config": _SIZES | {
+            "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5],
+                                "mrope_interleaved": True}},
+         "vision_config": _VISION | {"deepstack_visual_indexes": [0]}},
+        sizes={},
+        more={"model.language_model.layers.{0,1}.mlp.experts.gate_up_proj": [4, 64, 96],
+              "model.language_model.layers.{0,1}.mlp.experts.down_proj": [4, 48, 64]},
+    ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
         {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -251,4 +338,8 @@ def expanded(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
 def cases() -> dict[str, dict[str, Any]]:
     """Cases of `MODELS` with the recorded shapes."""
     recorded = json.loads(SHAPES.read_text())
-    return {name: {**case, "shapes": expanded(recorded[name])} for name, case in MODELS.items() if name in recorded}
+    return {
+        name: {**case, "shapes": expanded(recorded[name]) | expanded(case.get("more", {}))}
+        for name, case in MODELS.items()
+        if name in recorded
+    }

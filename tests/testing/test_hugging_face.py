@@ -146,7 +146,10 @@ def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"]}))
     layout = plugins.checkpoint(Folder(tmp_path))
     drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
-    config = drawn | case["config"] | {"vocab_size": vocabulary_size("test")}
+    size = {"vocab_size": vocabulary_size("test")}
+    config = drawn | case["config"] | size
+    if text := config.get("text_config"):
+        config |= {"text_config": text | size}
     model = HuggingFaceModel(case["model_type"], config, checkpoint=layout, exact=case.get("exact", 1e-8))
     checks_of(plugins.architecture(layout.architecture), transformers=[model])[0]()
 

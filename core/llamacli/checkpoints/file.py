@@ -13,7 +13,7 @@ import numpy.typing as npt
 import gguf
 from llamacli.checkpoints.folder import Folder
 from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of
-from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Shape
+from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Settings, Shape
 from llamacli.checkpoints.safetensors import as_float
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import TensorInfo, metadata_pair, packed_header, parse_header
@@ -84,7 +84,8 @@ class CheckpointFile:
     def __init__(self, folder: Folder, checkpoint: Checkpoint, kind: TensorType | None = None):
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
-        self._settings = settings_of(folder.config, checkpoint, self._config_path)
+        config = folder.config | {"tensor_names": tuple(folder.entries)}
+        self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = checkpoint.drop(self._settings) if callable(checkpoint.drop) else checkpoint.drop
         configured = configured_keys(self._settings, checkpoint, self._config_path)
         self._scales = self._quantized()
@@ -146,7 +147,7 @@ class CheckpointFile:
 
     def _targets(self, n_layer: int) -> Iterator[tuple[str, _Source]]:
         checkpoint = self._checkpoint
-        names = Names(checkpoint, n_layer, self._config_path)
+        names = Names(checkpoint, self._settings, n_layer, self._config_path)
         single: dict[str, tuple[str, ...]] = {}
         experts: dict[str, dict[int, str]] = {}
         scales, packed = set(self._scales.values()), self._packed()
@@ -361,9 +362,10 @@ class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
 class Names:
     """Names of a checkpoint's tensors in GGUF; collects those that have none."""
 
-    def __init__(self, checkpoint: Checkpoint, n_layer: int, config_path: str):
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, n_layer: int, config_path: str):
         arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
         self._checkpoint, self._config_path = checkpoint, config_path
+        self._rename = checkpoint.rename(settings) if callable(checkpoint.rename) else checkpoint.rename
         self._map = TensorNameMap(arch, n_layer) if arch is not None else None
         self._unknown: list[str] = []
         self._taken: set[str] = set()
@@ -373,7 +375,7 @@ class Names:
         name = name.replace("language_model.", "")
         if name.endswith("e_score_correction_bias"):
             name = name.removesuffix("_bias") + ".bias"
-        for pattern, replacement in self._checkpoint.rename:
+        for pattern, replacement in self._rename:
             name = re.sub(pattern, replacement, name)
         return name
 

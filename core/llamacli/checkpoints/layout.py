@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
-"""Fields of config.json, with those of its text_config and the defaults."""
+"""Fields of config.json, with those of its text_config and the defaults.
+
+`tensor_names` are the names of the folder's tensors."""
 Shape = tuple[int, ...]
 
 
@@ -20,7 +22,8 @@ class Conversion:
     """Conversion of a tensor.
 
     `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
-    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8.
+    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8; rows of an
+    adapter's matrix too, so that one that moves columns is said to compute.
     """
 
     apply: Callable[[Array, Settings], Array]
@@ -39,9 +42,9 @@ class Checkpoint:
     - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
       `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
       tokenizer_config.json and config.json.
-    - `drop`: regexes of tensors that are not read, or a function of the fields of config.json; `rename`: regexes and
-      their replacements before names are looked up in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block,
-      where the map has none.
+    - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
+      in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
+      block, where the map has none.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
@@ -57,7 +60,7 @@ class Checkpoint:
     pre: tuple[str, ...] = ()
     tokenizer: Callable[[str, Settings, Settings], Mapping[str, Any]] = lambda kind, tokenizer, settings: {}
     drop: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
-    rename: tuple[tuple[str, str], ...] = ()
+    rename: tuple[tuple[str, str], ...] | Callable[[Settings], tuple[tuple[str, str], ...]] = ()
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     split: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     mixed: bool = False
