@@ -262,7 +262,8 @@ class Plugins:
                     raise PluginError(f"checkpoint {name!r} is claimed by {' and by '.join(map(_describe, claimants))}")
                 self.load(claimants[0])
             if name in known:
-                return known[name]
+                found = known[name]
+                return found.variant(folder.config) if found.variant else found
         remote = folder.raw.get("auto_map")
         code = " its own code (auto_map) is not run." if remote else ""
         similar = difflib.get_close_matches(folder.classes[0], claims, 3)

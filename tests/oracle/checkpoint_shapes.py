@@ -16,7 +16,6 @@ from typing import Any
 
 import checkpoint_models as models
 
-
 OTHERS = re.compile(r"visual\.|vision_|audio_|projector\.")
 """Tensors of pictures and sound, of which those of patches alone are recorded."""
 

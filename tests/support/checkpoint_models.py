@@ -60,8 +60,16 @@ def _model(
     }  # fmt: skip
 
 
+_GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "num_experts_per_tok": 2, "shared_intermediate_size": 48,
+}  # fmt: skip
+_GRANITE_HYBRID: dict[str, Any] = {
+    "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32, "position_embedding_type": "nope",
+}  # fmt: skip
 _DELTA: dict[str, Any] = {
-    "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-6, "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
     "full_attention_interval": 2, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
@@ -293,6 +301,72 @@ MODELS: dict[str, dict[str, Any]] = {
         sizes={},
         more={"model.language_model.layers.{0,1}.mlp.experts.gate_up_proj": [4, 64, 96],
               "model.language_model.layers.{0,1}.mlp.experts.down_proj": [4, 48, 64]},
+    ),
+    "falcon_mamba": _model(
+        "FalconMambaForCausalLM", "falcon_mamba",
+        {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
+         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "intermediate_size": 128, "tie_word_embeddings": False},
+        tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
+    ),
+    "falcon_h1": _model(
+        "FalconH1ForCausalLM", "falcon_h1",
+        {"head_dim": 32, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32, "mamba_rms_norm": True,
+         "mamba_norm_before_gate": False, "rope_theta": 1e6, "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0,
+         "mlp_multipliers": [0.75, 0.3], "key_multiplier": 0.4, "attention_out_multiplier": 0.9,
+         "attention_in_multiplier": 1.1, "ssm_multipliers": [0.35, 0.25, 0.5, 0.7, 0.6], "ssm_in_multiplier": 1.2,
+         "ssm_out_multiplier": 0.8},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "jamba": _model(
+        "JambaForCausalLM", "jamba",
+        {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 4, "num_experts": 4,
+         "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 2,
+         "attn_layer_offset": 1, "use_mamba_kernels": False},
+        tokenizer="sentencepiece", differs=(r"\.ssm_a$",),
+    ),
+    "granite_hybrid": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 4},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "granite_hybrid_dense": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "mistral3": _model(
+        "Mistral3ForConditionalGeneration", "mistral3",
+        {"text_config": _SIZES | {"model_type": "mistral", "head_dim": 32, "rope_theta": 1e8},
+         "vision_config": {"model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "image_size": 28,
+                           "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14}},
+        tokenizer="llama3", sizes={},
+    ),
+    "nemotron_3": _model(
+        "NemotronHForCausalLM", "nemotron_h",
+        {"head_dim": 32, "hybrid_override_pattern": "ME*E", "num_hidden_layers": 4, "ssm_state_size": 16,
+         "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32,
+         "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32,
+         "moe_shared_expert_intermediate_size": 48, "num_experts_per_tok": 2, "routed_scaling_factor": 2.5,
+         "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "layer_norm_epsilon": 1e-5,
+         "use_mamba_kernels": False},
+        tokenizer="llama3_merged", differs=(r"\.ssm_a$",),
+    ),
+    "nemotron_h": _model(
+        "NemotronHForCausalLM", "nemotron_h",
+        {"head_dim": 32, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4, "ssm_state_size": 16,
+         "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32,
+         "layer_norm_epsilon": 1e-5, "use_mamba_kernels": False},
+        tokenizer="llama3_merged", peer=False,
+    ),
+    "gemma3n": _model(
+        "Gemma3nForCausalLM", "gemma3n_text",
+        {"head_dim": 32, "num_hidden_layers": 4, "intermediate_size": [96] * 4, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 16,
+         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 312, "altup_num_inputs": 4,
+         "altup_active_idx": 0, "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "final_logit_softcapping": 30.0,
+         "altup_correct_scale": True, "tie_word_embeddings": True,
+         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        tokenizer="sentencepiece", exact=1e-6,
     ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",

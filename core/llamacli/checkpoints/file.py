@@ -21,8 +21,8 @@ from llamacli.quantization import TensorType, nbytes, quantize
 from llamacli.util.files import read_json
 
 _SHOWN = 8
-_NUMBERED = re.compile(r"(.*\.(?:experts|norms))\.(\d+)\.(.+)")
-"""Names of tensors that are stacked: matrices of experts, norms of heads."""
+_NUMBERED = re.compile(r"(.*(?:\.experts|\.norms|_projections))\.(\d+)\.(.+)")
+"""Names of tensors that are stacked: matrices of experts, norms of heads, projections of streams."""
 
 _EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
 """Fields of config.json that the number of experts may have."""
@@ -223,7 +223,7 @@ class CheckpointFile:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
 
     def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
-        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("norm", ())
+        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("tensor", ())
         n_expert = next((n for field in fields if isinstance(n := self._settings.get(field), int)), len(found))
         if missing := [i for i in range(n_expert) if i not in found]:
             raise ModelFormatError(f"{self.path}: {plain}: {kind} {missing[0]} of {n_expert} is missing")

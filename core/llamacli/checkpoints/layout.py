@@ -50,6 +50,7 @@ class Checkpoint:
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
     - `extra`: tensors that are computed from the fields of config.json.
+    - `variant`: the layout to take for these fields, where files of one class have several architectures.
     """
 
     architecture: str
@@ -67,6 +68,7 @@ class Checkpoint:
     whole: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
+    variant: Callable[[Settings], Checkpoint] | None = None
 
     @property
     def name(self) -> str:
@@ -105,6 +107,24 @@ SQUEEZED = Conversion(
     lambda shape, settings: (shape[0], shape[-1]),
 )
 """Weights of depthwise convolutions, stored as [n_channels, 1, width]."""
+
+
+def state_space(n_groups: Callable[[Settings], int]) -> dict[str, Conversion]:
+    """Conversions of tensors of Mamba-2, whose norm has this number of groups."""
+
+    def grouped(shape: Shape, settings: Settings) -> Shape:
+        return n_groups(settings), shape[0] // n_groups(settings)
+
+    return {
+        "ssm_a": Conversion(
+            lambda array, settings: MINUS_EXP.apply(array, settings)[:, None],
+            lambda shape, settings: (*shape, 1),
+            computes=True,
+        ),
+        "ssm_d": Conversion(lambda array, settings: array[:, None], lambda shape, settings: (*shape, 1)),
+        "ssm_norm.weight": Conversion(lambda array, settings: array.reshape(grouped(array.shape, settings)), grouped),
+        "ssm_conv1d.weight": SQUEEZED,
+    }
 
 
 def field(*names: str, kind: Callable[[Any], Any] = int) -> Callable[[Settings], Any]:

@@ -103,7 +103,7 @@ def _is_bpe(folder: Path) -> bool:
 
 def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     pieces = read_sentencepiece(folder / "tokenizer.model")
-    size = config.get("vocab_size_per_layer_input") or config.get("vocab_size") or len(pieces)
+    size = config.get("vocab_size") or len(pieces)
     tokens: list[str | bytes] = [f"[PAD{i}]" for i in range(size)]
     scores, types = [_UNUSED_SCORE] * size, [int(TokenKind.UNUSED)] * size
     for i, piece in enumerate(pieces[:size]):
