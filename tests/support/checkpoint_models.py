@@ -52,7 +52,8 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE; `more` shapes of tensors that transformers does not save.
+    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits; `more` shapes of tensors that transformers does not save;
+    `pooling` a mode of sentence-transformers.
     """
     return {
         "architectures": [kind], "model_type": model_type, "config": {**sizes, **config}, "tokenizer": tokenizer,
@@ -67,6 +68,10 @@ _GRANITE: dict[str, Any] = {
 _GRANITE_HYBRID: dict[str, Any] = {
     "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
     "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32, "position_embedding_type": "nope",
+}  # fmt: skip
+_BERT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
 _DELTA: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
@@ -367,6 +372,12 @@ MODELS: dict[str, dict[str, Any]] = {
          "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         tokenizer="sentencepiece", exact=1e-6,
+    ),
+    "bert": _model(
+        "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False
+    ),
+    "bert_masked": _model(
+        "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
     ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",

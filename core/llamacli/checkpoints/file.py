@@ -84,7 +84,7 @@ class CheckpointFile:
     def __init__(self, folder: Folder, checkpoint: Checkpoint, kind: TensorType | None = None):
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
-        config = folder.config | {"tensor_names": tuple(folder.entries)}
+        config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
         self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = checkpoint.drop(self._settings) if callable(checkpoint.drop) else checkpoint.drop
         configured = configured_keys(self._settings, checkpoint, self._config_path)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Conversion, Settings, hookimpl
+from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl
 from llamacli_qwen import checkpoints_hybrid
 
 LLAMACLI_API = 1
@@ -58,15 +58,16 @@ def _deepstack(settings: Settings) -> int:
     return len(settings.get("vision_config", {}).get("deepstack_visual_indexes", ()))
 
 
+_POOLING = {"pooling_type": field("pooling")}
 _PRE = ("qwen2", "deepseek-r1-qwen")
 _MOE = {"num_experts_per_tok": 4, "num_key_value_heads": 16}
 
 CHECKPOINTS = (
     Checkpoint(
-        "qwen2", ("Qwen2ForCausalLM", "KORMoForCausalLM"), {}, _DEFAULTS, ("sentencepiece", "bpe"), _PRE
+        "qwen2", ("Qwen2ForCausalLM", "KORMoForCausalLM"), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE
     ),
     Checkpoint(
-        "qwen2", ("Qwen2Model",), {}, _DEFAULTS, ("sentencepiece", "bpe"), _PRE, rename=((r"^", "model."),)
+        "qwen2", ("Qwen2Model",), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE, rename=((r"^", "model."),)
     ),
     Checkpoint(
         "qwen2moe", ("Qwen2MoeForCausalLM",), _EXPERT_KEYS,
@@ -74,7 +75,7 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen3", ("Qwen3ForCausalLM",), {}, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
+        "qwen3", ("Qwen3ForCausalLM",), _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
     ),
     Checkpoint(
         "qwen3moe", ("Qwen3MoeForCausalLM",), _EXPERT_KEYS,
