@@ -310,7 +310,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon_mamba": _model(
         "FalconMambaForCausalLM", "falcon_mamba",
         {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
-         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "intermediate_size": 128, "tie_word_embeddings": False},
+         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5, "intermediate_size": 128, "tie_word_embeddings": False},
         tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
     ),
     "falcon_h1": _model(
@@ -337,6 +337,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite_hybrid_dense": _model(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0},
         tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "granite_attention": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 1e4,
+                                      "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+        tokenizer="gpt2",
+    ),
+    "granite_attention_moe": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 4, "rope_theta": 1e4,
+                                      "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+        tokenizer="gpt2",
     ),
     "mistral3": _model(
         "Mistral3ForConditionalGeneration", "mistral3",
@@ -365,7 +377,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3n": _model(
         "Gemma3nForCausalLM", "gemma3n_text",
         {"head_dim": 32, "num_hidden_layers": 4, "intermediate_size": [96] * 4, "sliding_window": 64,
-         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 16,
+         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 64,
          "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 312, "altup_num_inputs": 4,
          "altup_active_idx": 0, "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "final_logit_softcapping": 30.0,
          "altup_correct_scale": True, "tie_word_embeddings": True,

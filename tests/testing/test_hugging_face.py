@@ -143,11 +143,13 @@ def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     case, plugins = MODELS[name], installed_plugins()
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"], **case["config"]}))
     layout = plugins.checkpoint(Folder(tmp_path))
     drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
     size = {"vocab_size": vocabulary_size("test")}
     config = drawn | case["config"] | size
+    if "vocab_size_per_layer_input" in config:
+        config |= {"vocab_size_per_layer_input": size["vocab_size"]}
     if text := config.get("text_config"):
         config |= {"text_config": text | size}
     model = HuggingFaceModel(case["model_type"], config, checkpoint=layout, exact=case.get("exact", 1e-8))
