@@ -263,7 +263,7 @@ class Plugins:
                 self.load(claimants[0])
             if name in known:
                 found = known[name]
-                return found.variant(folder.config) if found.variant else found
+                return self._variant(found, folder)
         remote = folder.raw.get("auto_map")
         code = " its own code (auto_map) is not run." if remote else ""
         similar = difflib.get_close_matches(folder.classes[0], claims, 3)
@@ -272,6 +272,14 @@ class Plugins:
             f"{folder.path}/config.json: `architectures` is {', '.join(folder.classes)}, which no installed plugin "
             f"reads;{code}{hint} A plugin adds it by register_checkpoints, see docs/hooks/checkpoint.md"
         )
+
+    def _variant(self, checkpoint: Checkpoint, folder: Folder) -> Checkpoint:
+        from llamacli.checkpoints.keys import value_of
+
+        if checkpoint.variant is None:
+            return checkpoint
+        found: Checkpoint = value_of(checkpoint.variant, folder.config, f"{folder.path}/config.json")
+        return found
 
     def architecture(self, name: str) -> Architecture:
         """Architecture of this `general.architecture`, without a file. Raises what `resolve` raises."""

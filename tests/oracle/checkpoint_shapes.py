@@ -31,7 +31,7 @@ def shapes(case: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
-            names = [name for name in file.keys() if not OTHERS.search(name) or "patch_embed" in name]
+            names = [name for name in list(file.keys()) if not OTHERS.search(name) or "patch_embed" in name]
             return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 

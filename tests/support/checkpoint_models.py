@@ -52,7 +52,8 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits; `more` shapes of tensors that transformers does not save;
+    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits;
+    `more` shapes of tensors that transformers does not save;
     `pooling` a mode of sentence-transformers.
     """
     return {
@@ -310,7 +311,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon_mamba": _model(
         "FalconMambaForCausalLM", "falcon_mamba",
         {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
-         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5, "intermediate_size": 128, "tie_word_embeddings": False},
+         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5,
+         "intermediate_size": 128, "tie_word_embeddings": False},
         tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
     ),
     "falcon_h1": _model(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import gguf
 from llamacli.checkpoints.folder import Folder
-from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of
+from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of, value_of
 from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Settings, Shape
 from llamacli.checkpoints.safetensors import as_float
 from llamacli.errors import ModelFormatError
@@ -86,7 +86,7 @@ class CheckpointFile:
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
         self._settings = settings_of(config, checkpoint, self._config_path)
-        self._drop = checkpoint.drop(self._settings) if callable(checkpoint.drop) else checkpoint.drop
+        self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
         configured = configured_keys(self._settings, checkpoint, self._config_path)
         self._scales = self._quantized()
         n_layer = configured.get(f"{checkpoint.architecture}.block_count")
@@ -187,7 +187,7 @@ class CheckpointFile:
                     shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0])
                 yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, is_packed, conversion)
         names.check()
-        for target, values in checkpoint.extra(self._settings).items():
+        for target, values in value_of(checkpoint.extra, self._settings, self._config_path).items():
             yield target, _Source((), values.shape, values=values)
 
     def _converted_shape(self, conversion: Conversion, shape: Shape, name: str) -> Shape:
@@ -365,7 +365,8 @@ class Names:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, n_layer: int, config_path: str):
         arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
         self._checkpoint, self._config_path = checkpoint, config_path
-        self._rename = checkpoint.rename(settings) if callable(checkpoint.rename) else checkpoint.rename
+        self._rename = value_of(checkpoint.rename, settings, config_path)
+        self._class = next(iter(settings.get("architectures") or checkpoint.classes), checkpoint.architecture)
         self._map = TensorNameMap(arch, n_layer) if arch is not None else None
         self._unknown: list[str] = []
         self._taken: set[str] = set()
@@ -409,6 +410,6 @@ class Names:
         if self._unknown:
             more = f", and {len(self._unknown) - _SHOWN} more" if len(self._unknown) > _SHOWN else ""
             raise ModelFormatError(
-                f"{self._config_path}: `architectures` is {self._checkpoint.classes[0]}, which has no "
+                f"{self._config_path}: `architectures` is {self._class}, which has no "
                 f"{'; '.join(self._unknown[:_SHOWN])}{more}: is it the config.json of another model?"
             )

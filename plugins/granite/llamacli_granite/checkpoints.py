@@ -86,7 +86,8 @@ def _variant(settings: Settings) -> Checkpoint:
 _HYBRID = Checkpoint(
     "granitehybrid", ("GraniteMoeHybridForCausalLM",),
     dict(_MIXTURE.keys) | _HYBRID_KEYS | {"rope.scaling.finetuned": False, "context_length": 2**20},
-    _DEFAULTS | {"rope_theta": None, "mamba_d_conv": 4, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_expand": 2},
+    _DEFAULTS | {"rope_theta": None, "mamba_d_conv": 4, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128,
+                 "mamba_expand": 2},
     ("bpe",), _PRE, rename=_names, split=dict(_MIXTURE.split) | _DENSE,
     convert=INTERLEAVED | state_space(lambda settings: int(settings["mamba_n_groups"])), variant=_variant,
 )  # fmt: skip

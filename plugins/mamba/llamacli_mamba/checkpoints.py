@@ -62,11 +62,13 @@ def _falcon_groups(settings: Settings) -> int:
 _ATTENTION_IN, _ATTENTION_OUT = _number("attention_in_multiplier"), _number("attention_out_multiplier")
 _FALCON: dict[str, Conversion] = {
     **state_space(_falcon_groups),
-    "ffn_gate.weight": _scaled(_number("mlp_multipliers", 0)), "ffn_down.weight": _scaled(_number("mlp_multipliers", 1)),
+    "ffn_gate.weight": _scaled(_number("mlp_multipliers", 0)),
+    "ffn_down.weight": _scaled(_number("mlp_multipliers", 1)),
     "attn_q.weight": _scaled(_ATTENTION_IN), "attn_k.weight": _scaled(_number("key_multiplier"), _ATTENTION_IN),
     "attn_v.weight": _scaled(_ATTENTION_IN), "attn_output.weight": _scaled(_ATTENTION_OUT),
     "ssm_out.weight": _scaled(_number("ssm_out_multiplier")), "ssm_in.weight": Conversion(_parts_scaled, computes=True),
-    "output.weight": _scaled(_number("lm_head_multiplier")), "token_embd.weight": _scaled(_number("embedding_multiplier")),
+    "output.weight": _scaled(_number("lm_head_multiplier")),
+    "token_embd.weight": _scaled(_number("embedding_multiplier")),
 }  # fmt: skip
 
 
@@ -138,8 +140,7 @@ CHECKPOINTS = (
          "mamba_dt_rank": lambda settings: -(-settings["hidden_size"] // 16), "num_experts": 16,
          "num_experts_per_tok": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "num_key_value_heads": 8},
         ("sentencepiece", "byte_fallback"), tokenizer=_space_prefix,
-        rename=((r"\.feed_forward\.experts\.", ".mlp.experts."), (r"(\.experts\.(?:down|gate_up)_proj)$", r"\1.weight")),
-        split={r"\.experts\.gate_up_proj\.weight$": (".experts.gate_proj.weight", ".experts.up_proj.weight")},
+        rename=((r"\.feed_forward\.experts\.", ".mlp.experts."),),
         convert={"ssm_a": MINUS_EXP, "ssm_conv1d.weight": SQUEEZED},
     ),
 )  # fmt: skip
