@@ -337,7 +337,7 @@ MODELS: dict[str, dict[str, Any]] = {
         tokenizer="gpt2", differs=(r"\.ssm_a$",),
     ),
     "granite_hybrid_dense": _model(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0},
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0},
         tokenizer="gpt2", differs=(r"\.ssm_a$",),
     ),
     "granite_attention": _model(

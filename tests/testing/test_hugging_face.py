@@ -137,6 +137,7 @@ def test_results_of_transformers(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*reduce_op:FutureWarning")  # of torch, where a traceback looks through modules
 @pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.get("transformers", True)])
 def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     """Models that transformers saves, read as folders."""
