@@ -253,7 +253,7 @@ class Plugins:
         return known[projector]
 
     def layout(self, name: str) -> Checkpoint | None:
-        """Layout of folders of this class of transformers, before its variant is chosen."""
+        """Layout of folders of a class of transformers, without its variants."""
         known: dict[str, Checkpoint] = self._registered["checkpoints"]
         if claimants := self.claimed_architectures(CHECKPOINTS).get(name, []):
             if len({entry.module for entry in claimants}) > 1:

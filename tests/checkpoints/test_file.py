@@ -155,7 +155,7 @@ def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> Non
 
 
 def test_folders_of_other_classes(tmp_path: Path, plugins: Plugins) -> None:
-    """A folder of GLM under the name of every class that is read: it opens, or an error names config.json or a file."""
+    """Errors for a folder of GLM under the names of other classes."""
     folder, opened, messages = cases.write_checkpoint(tmp_path, "glm4"), [], []
     classes = sorted(plugins.claimed_architectures(CHECKPOINTS))
     for name in classes:

@@ -337,13 +337,15 @@ MODELS: dict[str, dict[str, Any]] = {
         tokenizer="gpt2", differs=(r"\.ssm_a$",),
     ),
     "granite_hybrid_dense": _model(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0},
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96},
         tokenizer="gpt2", differs=(r"\.ssm_a$",),
     ),
     "granite_attention": _model(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid",
-        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 1e4,
-                                      "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+        _GRANITE | _GRANITE_HYBRID
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "rope_theta": 1e4,
+           "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
         tokenizer="gpt2",
     ),
     "granite_attention_moe": _model(

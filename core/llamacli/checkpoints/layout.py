@@ -110,7 +110,7 @@ SQUEEZED = Conversion(
 
 
 def state_space(n_groups: Callable[[Settings], int]) -> dict[str, Conversion]:
-    """Conversions of tensors of Mamba-2, whose norm has this number of groups."""
+    """Conversions of state-space tensors, whose norm has this number of groups."""
 
     def grouped(shape: Shape, settings: Settings) -> Shape:
         return n_groups(settings), shape[0] // n_groups(settings)

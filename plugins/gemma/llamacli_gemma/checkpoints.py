@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Gemma, Gemma 2, Gemma 3 and Gemma 3n for text."""
+"""Hugging Face checkpoints of Gemma 1 to 3 and 3n, text."""
 
 from collections.abc import Callable
 from statistics import NormalDist

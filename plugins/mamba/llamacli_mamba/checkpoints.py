@@ -48,7 +48,7 @@ def _number(name: str, at: int | None = None) -> Callable[[Settings], float]:
 
 
 def _parts_scaled(array: Any, settings: Settings) -> Any:
-    """Rows of gates, inputs, B, C and time steps, each with a factor of its own."""
+    """Factors of rows: gates, inputs, B, C and time steps."""
     n_inner, n_state = settings["mamba_d_ssm"], settings["mamba_n_groups"] * settings["mamba_d_state"]
     sizes = (n_inner, n_inner, n_state, n_state, len(array) - 2 * n_inner - 2 * n_state)
     factors = np.repeat(np.array(settings["ssm_multipliers"], array.dtype), sizes)

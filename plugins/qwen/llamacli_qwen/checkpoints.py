@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Qwen2, Qwen3, their mixtures of experts, and text of Qwen-VL."""
+"""Hugging Face checkpoints of Qwen2, Qwen3, mixtures and Qwen-VL text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,10 @@ def _head_dim(settings: Settings) -> int:
 
 
 def _experts(part: int) -> Conversion:
-    """Half of the experts' matrices, stored with a row for each input, or by transformers 5 for each output."""
+    """Half of the experts' gates and up matrices.
+
+    The original has a row for each input, transformers 5 one for each output.
+    """
 
     def shape(shape: Shape, settings: Settings) -> Shape:
         n_expert, n_row, n_column = shape

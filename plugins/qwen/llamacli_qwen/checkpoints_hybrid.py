@@ -41,7 +41,7 @@ def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def _widths(settings: Settings) -> tuple[int, int, int, int]:
-    """Heads of keys, heads of values for each of them, widths of a key and a value."""
+    """Heads of keys, values of each, widths of a key and a value."""
     n_k, n_v = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
     return n_k, n_v // n_k, settings["linear_key_head_dim"], settings["linear_value_head_dim"]
 
@@ -54,7 +54,7 @@ def _inner(settings: Settings) -> int:
 
 
 def _rows(first: int, last: int) -> Conversion:
-    """Parts of `in_proj_qkvz` below each other, of the four that each head has."""
+    """Parts of the four that each head has in `in_proj_qkvz`."""
 
     def sizes(settings: Settings) -> list[int]:
         _, repeats, n_key, n_value = _widths(settings)
