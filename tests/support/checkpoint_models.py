@@ -52,7 +52,7 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits;
+    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits, and of Gemma 3n;
     `more` shapes of tensors that transformers does not save;
     `pooling` a mode of sentence-transformers.
     """
@@ -387,7 +387,7 @@ MODELS: dict[str, dict[str, Any]] = {
          "altup_correct_scale": True, "tie_word_embeddings": True,
          "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-        tokenizer="sentencepiece", exact=1e-6,
+        tokenizer="sentencepiece", transformers=False,
     ),
     "bert": _model(
         "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False

@@ -41,7 +41,7 @@ def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def _widths(settings: Settings) -> tuple[int, int, int, int]:
-    """Heads of keys, values of each, widths of a key and a value."""
+    """Heads of keys, values of each, widths of both."""
     n_k, n_v = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
     return n_k, n_v // n_k, settings["linear_key_head_dim"], settings["linear_value_head_dim"]
 
