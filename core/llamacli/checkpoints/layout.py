@@ -84,7 +84,7 @@ def _interleaved(field: str) -> Conversion:
     return Conversion(apply)
 
 
-INTERLEAVED: Mapping[str, Conversion] = {
+INTERLEAVED: dict[str, Conversion] = {
     f"attn_{name}.{kind}": _interleaved(field)
     for name, field in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
     for kind in ("weight", "bias")

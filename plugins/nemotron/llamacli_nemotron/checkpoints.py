@@ -63,7 +63,12 @@ _DENSE = Checkpoint(
                                       "expert_group_used_count": None}, **_HYBRID,
 )  # fmt: skip
 
-CHECKPOINTS = (
+
+def _variant(settings: Settings) -> Checkpoint:
+    return CHECKPOINTS[0] if "E" in _kinds(settings) else _DENSE
+
+
+CHECKPOINTS: tuple[Checkpoint, ...] = (
     Checkpoint(
         "nemotron_h_moe", ("NemotronHForCausalLM",),
         _HYBRID_KEYS | {
@@ -74,7 +79,7 @@ CHECKPOINTS = (
             "expert_weights_scale": field("routed_scaling_factor", kind=float),
             "moe_latent_size": field("moe_latent_size"),
         },
-        **_HYBRID, variant=lambda settings: CHECKPOINTS[0] if "E" in _kinds(settings) else _DENSE,
+        **_HYBRID, variant=_variant,
     ),
     Checkpoint(
         "nemotron", ("NemotronForCausalLM",),

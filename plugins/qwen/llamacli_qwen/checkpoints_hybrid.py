@@ -135,9 +135,9 @@ def _sections(settings: Settings) -> list[int]:
 
 def checkpoints(experts: Mapping[str, Any], stacked: Mapping[str, Any], pre: tuple[str, ...]) -> tuple[Checkpoint, ...]:
     """Layouts, with keys and names of experts."""
-    split = {"split": stacked["split"]}
+    split: dict[str, Any] = {"split": stacked["split"]}
     head = {f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{target}" for name, target in _HEAD.items()}
-    later = {"tensors": head, "rename": _names, "convert": _ONE | _TILED, "pre": ("qwen35", *pre)}
+    later: dict[str, Any] = {"tensors": head, "rename": _names, "convert": _ONE | _TILED, "pre": ("qwen35", *pre)}
     return (
         Checkpoint(
             "qwen3next", ("Qwen3NextForCausalLM",), dict(experts) | _KEYS, _DEFAULTS, pre=pre, rename=_names, **split,
