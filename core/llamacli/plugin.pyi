@@ -81,6 +81,7 @@ from llamacli.checkpoints.layout import Checkpoint as Checkpoint
 from llamacli.checkpoints.layout import Conversion as Conversion
 from llamacli.checkpoints.layout import Settings as Settings
 from llamacli.checkpoints.layout import field as field
+from llamacli.checkpoints.layout import state_space as state_space
 
 # Media encoders
 from llamacli.blocks.sound import SoundConfig as SoundConfig

@@ -252,17 +252,25 @@ class Plugins:
             )
         return known[projector]
 
+    def layout(self, name: str) -> Checkpoint | None:
+        """Layout of folders of a class of transformers, without its variants."""
+        known: dict[str, Checkpoint] = self._registered["checkpoints"]
+        if claimants := self.claimed_architectures(CHECKPOINTS).get(name, []):
+            if len({entry.module for entry in claimants}) > 1:
+                raise PluginError(f"checkpoint {name!r} is claimed by {' and by '.join(map(_describe, claimants))}")
+            self.load(claimants[0])
+        return known.get(name)
+
     def checkpoint(self, folder: Folder) -> Checkpoint:
         """Layout of a Hugging Face folder. Raises what `resolve` raises."""
-        known: dict[str, Checkpoint] = self._registered["checkpoints"]
+        from llamacli.checkpoints.keys import value_of
+
+        found = next((layout for name in folder.classes if (layout := self.layout(name))), None)
+        if found is not None:
+            if found.variant:
+                found = value_of(found.variant, folder.config, f"{folder.path}/config.json")
+            return found
         claims = self.claimed_architectures(CHECKPOINTS)
-        for name in folder.classes:
-            if claimants := claims.get(name, []):
-                if len({entry.module for entry in claimants}) > 1:
-                    raise PluginError(f"checkpoint {name!r} is claimed by {' and by '.join(map(_describe, claimants))}")
-                self.load(claimants[0])
-            if name in known:
-                return known[name]
         remote = folder.raw.get("auto_map")
         code = " its own code (auto_map) is not run." if remote else ""
         similar = difflib.get_close_matches(folder.classes[0], claims, 3)

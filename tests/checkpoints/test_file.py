@@ -14,7 +14,7 @@ from llamacli import load_model
 from llamacli.checkpoints.file import TensorNameMap
 from llamacli.conversion import file_type, unchanged, write
 from llamacli.errors import ModelFormatError, UnknownArchitectureError
-from llamacli.plugins import Plugins
+from llamacli.plugins import CHECKPOINTS, Plugins
 from llamacli.quantization import TensorType
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "checkpoints.json").read_text())
@@ -152,6 +152,22 @@ def test_configuration_of_another_model(tmp_path: Path, plugins: Plugins) -> Non
     edited(folder, architectures=["Qwen2ForCausalLM"])
     with pytest.raises(ModelFormatError, match=r"attn_q_norm|q_norm"):
         load_model(folder, plugins=plugins)
+
+
+def test_folders_of_other_classes(tmp_path: Path, plugins: Plugins) -> None:
+    """Errors for a folder of GLM under the names of other classes."""
+    folder, opened, messages = cases.write_checkpoint(tmp_path, "glm4"), [], []
+    classes = sorted(plugins.claimed_architectures(CHECKPOINTS))
+    for name in classes:
+        edited(folder, architectures=[name])
+        try:
+            plugins.open_folder(folder)
+            opened.append(name)
+        except ModelFormatError as error:
+            messages.append(str(error))
+    assert len(classes) > 80
+    assert opened == ["Glm4ForCausalLM"]
+    assert [message for message in messages if str(folder) not in message] == []
 
 
 def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:

@@ -137,6 +137,35 @@ def write_bpe(
     return len(texts) + len(added)
 
 
+def write_word_piece(folder: Path) -> int:
+    """Write tokenizer.json of a WordPiece; return the number of tokens."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    texts = [*special, *letters, *(f"##{letter}" for letter in letters), "the", "in", "##er", "then", "[unused1]"]
+    tokens = [
+        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for i, text in enumerate(special)
+    ]  # fmt: skip
+    first, last = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))
+    a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    entries = {name: {"id": name, "ids": [special.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
+    post = {"type": "TemplateProcessing", "single": [first, a, last], "pair": [first, a, last, b, last],
+            "special_tokens": entries}  # fmt: skip
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+             "max_input_chars_per_word": 100, "vocab": {text: i for i, text in enumerate(texts)}}  # fmt: skip
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens,
+               "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                              "strip_accents": None, "lowercase": True},
+               "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": post,
+               "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}, "model": model}  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, "unk_token": "[UNK]",
+                "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(texts)
+
+
 def _field(number: int, value: bytes | int | float) -> bytes:
     if isinstance(value, bytes):
         return _varint(number << 3 | 2) + _varint(len(value)) + value
@@ -421,6 +450,10 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="qwen2", biases="qkv", experts="qwen", shared=True,
     ),
     "qwen3": _case("Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32}, tokenizer="qwen2", qk_norm=32),
+    "qwen3_embedding": _case(
+        "Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32}, tokenizer="qwen2", qk_norm=32,
+        pooling="lasttoken",
+    ),
     "qwen3_tied": _case(
         "Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32, "tie_word_embeddings": True},
         tokenizer="qwen2", qk_norm=32, shards=2,
@@ -589,6 +622,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 """Options of `write_bpe` by the kind of tokenizer."""
 
 PRE = {
+    "wordpiece": "bert-bge",
     "llama3": "llama-bpe",
     "llama3_merged": "dbrx",
     "gpt2": "gpt-2",
@@ -640,6 +674,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     path.mkdir()
     if case["tokenizer"] == "sentencepiece":
         write_sentencepiece(path, jinja=case.get("jinja", False))
+    elif case["tokenizer"] == "wordpiece":
+        write_word_piece(path)
     else:
         write_bpe(path, **TOKENIZERS[case["tokenizer"]])
     dtype = case.get("dtype", "BF16")
@@ -648,6 +684,11 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     if generation := case.get("generation"):
         (path / "generation_config.json").write_text(json.dumps(generation))
+    if pooling := case.get("pooling"):
+        modules = [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+        (path / "modules.json").write_text(json.dumps(modules))
+        (path / "1_Pooling").mkdir()
+        (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
     tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
     if case.get("fp8"):
         tensors = {name: entry for tensor, old in tensors.items() for name, entry in _float8(tensor, old).items()}

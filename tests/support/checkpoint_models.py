@@ -24,6 +24,20 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _predicting(kind: str, model_type: str, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Model of gated delta nets with a head for multi-token prediction."""
+    at = "mtp.layers.{0}.mlp."
+    networks = {at: 96}
+    if "experts" in str(config):
+        networks = {f"{at}experts.{{0,1,2,3}}.": 32, f"{at}shared_expert.": 48}
+    more = {f"{name}{{gate,up}}_proj.weight": [n_ff, 64] for name, n_ff in networks.items()}
+    more |= {f"{name}down_proj.weight": [64, n_ff] for name, n_ff in networks.items()}
+    if len(networks) > 1:
+        more |= {f"{at}gate.weight": [4, 64], f"{at}shared_expert_gate.weight": [1, 64]}
+    options |= {"differs": (r"\.ssm_a$",), "more": _MTP | more}
+    return _model(kind, model_type, config, **options)
+
+
 def _model(
     kind: str,
     model_type: str,
@@ -38,13 +52,48 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE.
+    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits, and of Gemma 3n;
+    `more` shapes of tensors that transformers does not save;
+    `pooling` a mode of sentence-transformers.
     """
     return {
         "architectures": [kind], "model_type": model_type, "config": {**sizes, **config}, "tokenizer": tokenizer,
         **options,
     }  # fmt: skip
 
+
+_GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "num_experts_per_tok": 2, "shared_intermediate_size": 48,
+}  # fmt: skip
+_GRANITE_HYBRID: dict[str, Any] = {
+    "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32, "position_embedding_type": "nope",
+}  # fmt: skip
+_BERT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
+}  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "rms_norm_eps": 1e-6, "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [],
+}  # fmt: skip
+_MTP: dict[str, Any] = {
+        "mtp.fc.weight": [64, 128], "mtp.norm.weight": [64], "mtp.pre_fc_norm_{embedding,hidden}.weight": [64],
+        "mtp.layers.{0}.{input,post_attention}_layernorm.weight": [64],
+        "mtp.layers.{0}.self_attn.q_proj.weight": [256, 64], "mtp.layers.{0}.self_attn.{k,v}_proj.weight": [64, 64],
+        "mtp.layers.{0}.self_attn.o_proj.weight": [64, 128], "mtp.layers.{0}.self_attn.{q,k}_norm.weight": [32],
+}  # fmt: skip
+"""Tensors of a head for multi-token prediction, without its network."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "glm": _model(
@@ -207,6 +256,145 @@ MODELS: dict[str, dict[str, Any]] = {
          "tie_word_embeddings": True},
         tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
     ),
+    **{
+        name: _predicting(kind, model_type, config)
+        for name, kind, model_type, config in (
+            ("qwen3next", "Qwen3NextForCausalLM", "qwen3_next", _DELTA | _QWEN_EXPERTS),
+            ("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA | {"mtp_num_hidden_layers": 1}),
+            ("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
+             _DELTA | _QWEN_EXPERTS | {"mtp_num_hidden_layers": 1}),
+        )
+    },
+    "qwen35_vl": _predicting(
+        "Qwen3_5ForConditionalGeneration", "qwen3_5",
+        {"text_config": _SIZES | _DELTA | {"mtp_num_hidden_layers": 1}, "vision_config": _VISION},
+        sizes={},
+    ),
+    "qwen35moe_vl": _predicting(
+        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe",
+        {"text_config": _SIZES | _DELTA | _QWEN_EXPERTS | {"mtp_num_hidden_layers": 1}, "vision_config": _VISION},
+        sizes={},
+    ),
+    "qwen2vl": _model(
+        "Qwen2VLForConditionalGeneration", "qwen2_vl",
+        {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+                                                      "mrope_section": [2, 3, 3]}},
+         "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
+        sizes={},
+    ),
+    "qwen25vl": _model(
+        "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl",
+        {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+                                                      "mrope_section": [2, 3, 3]}},
+         "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64,
+                           "out_hidden_size": 64}},
+        sizes={},
+    ),
+    "qwen3vl": _model(
+        "Qwen3VLForConditionalGeneration", "qwen3_vl",
+        {"text_config": _SIZES | {"head_dim": 32, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+         "vision_config": _VISION | {"deepstack_visual_indexes": [0]}},
+        sizes={},
+    ),
+    "qwen3vlmoe": _model(
+        "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe",
+        {"text_config": _SIZES | {
+            "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5],
+                                "mrope_interleaved": True}},
+         "vision_config": _VISION | {"deepstack_visual_indexes": [0]}},
+        sizes={},
+        more={"model.language_model.layers.{0,1}.mlp.experts.gate_up_proj": [4, 64, 96],
+              "model.language_model.layers.{0,1}.mlp.experts.down_proj": [4, 48, 64]},
+    ),
+    "falcon_mamba": _model(
+        "FalconMambaForCausalLM", "falcon_mamba",
+        {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "state_size": 16, "conv_kernel": 4, "expand": 2,
+         "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5,
+         "intermediate_size": 128, "tie_word_embeddings": False},
+        tokenizer="gpt2", sizes={}, pre="olmo", differs=(r"\.ssm_a$",),
+    ),
+    "falcon_h1": _model(
+        "FalconH1ForCausalLM", "falcon_h1",
+        {"head_dim": 32, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32, "mamba_rms_norm": True,
+         "mamba_norm_before_gate": False, "rope_theta": 1e6, "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0,
+         "mlp_multipliers": [0.75, 0.3], "key_multiplier": 0.4, "attention_out_multiplier": 0.9,
+         "attention_in_multiplier": 1.1, "ssm_multipliers": [0.35, 0.25, 0.5, 0.7, 0.6], "ssm_in_multiplier": 1.2,
+         "ssm_out_multiplier": 0.8},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "jamba": _model(
+        "JambaForCausalLM", "jamba",
+        {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 4, "num_experts": 4,
+         "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 2,
+         "attn_layer_offset": 1, "use_mamba_kernels": False},
+        tokenizer="sentencepiece", differs=(r"\.ssm_a$",),
+    ),
+    "granite_hybrid": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 4},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "granite_hybrid_dense": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96},
+        tokenizer="gpt2", differs=(r"\.ssm_a$",),
+    ),
+    "granite_attention": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96, "rope_theta": 1e4,
+           "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+        tokenizer="gpt2",
+    ),
+    "granite_attention_moe": _model(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        _GRANITE | _GRANITE_HYBRID | {"num_local_experts": 4, "rope_theta": 1e4,
+                                      "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+        tokenizer="gpt2",
+    ),
+    "mistral3": _model(
+        "Mistral3ForConditionalGeneration", "mistral3",
+        {"text_config": _SIZES | {"model_type": "mistral", "head_dim": 32, "rope_theta": 1e8},
+         "vision_config": {"model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "image_size": 28,
+                           "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14}},
+        tokenizer="llama3", sizes={},
+    ),
+    "nemotron_3": _model(
+        "NemotronHForCausalLM", "nemotron_h",
+        {"head_dim": 32, "hybrid_override_pattern": "ME*E", "num_hidden_layers": 4, "ssm_state_size": 16,
+         "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32,
+         "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32,
+         "moe_shared_expert_intermediate_size": 48, "num_experts_per_tok": 2, "routed_scaling_factor": 2.5,
+         "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "layer_norm_epsilon": 1e-5,
+         "use_mamba_kernels": False},
+        tokenizer="llama3_merged", differs=(r"\.ssm_a$",),
+    ),
+    "nemotron_h": _model(
+        "NemotronHForCausalLM", "nemotron_h",
+        {"head_dim": 32, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4, "ssm_state_size": 16,
+         "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32,
+         "layer_norm_epsilon": 1e-5, "use_mamba_kernels": False},
+        tokenizer="llama3_merged", peer=False,
+    ),
+    "gemma3n": _model(
+        "Gemma3nForCausalLM", "gemma3n_text",
+        {"head_dim": 32, "num_hidden_layers": 4, "intermediate_size": [96] * 4, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 64,
+         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 312, "altup_num_inputs": 4,
+         "altup_active_idx": 0, "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "final_logit_softcapping": 30.0,
+         "altup_correct_scale": True, "tie_word_embeddings": True,
+         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        tokenizer="sentencepiece", transformers=False,
+    ),
+    "bert": _model(
+        "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False
+    ),
+    "bert_masked": _model(
+        "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
+    ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
         {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -251,4 +439,8 @@ def expanded(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
 def cases() -> dict[str, dict[str, Any]]:
     """Cases of `MODELS` with the recorded shapes."""
     recorded = json.loads(SHAPES.read_text())
-    return {name: {**case, "shapes": expanded(recorded[name])} for name, case in MODELS.items() if name in recorded}
+    return {
+        name: {**case, "shapes": expanded(recorded[name]) | expanded(case.get("more", {}))}
+        for name, case in MODELS.items()
+        if name in recorded
+    }

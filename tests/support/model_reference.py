@@ -6,7 +6,6 @@ Names and models come from the plugins' pyproject.toml, what was compared from t
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -80,7 +79,8 @@ def folders() -> dict[str, set[str]]:
     """Classes of config.json by the architecture of the file that they become."""
     plugins, found = Plugins(entry_points()), defaultdict[str, set[str]](set)
     for name in plugins.claimed_architectures(CHECKPOINTS):
-        layout = plugins.checkpoint(SimpleNamespace(classes=[name]))  # type: ignore[arg-type]
+        layout = plugins.layout(name)
+        assert layout is not None
         found[layout.architecture].add(name)
     return found
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 import gguf
 from llamacli.checkpoints.folder import Folder
-from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of
-from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Shape
+from llamacli.checkpoints.keys import configured_keys, general_keys, settings_of, value_of
+from llamacli.checkpoints.layout import Array, Checkpoint, Conversion, Settings, Shape
 from llamacli.checkpoints.safetensors import as_float
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import TensorInfo, metadata_pair, packed_header, parse_header
@@ -21,8 +21,8 @@ from llamacli.quantization import TensorType, nbytes, quantize
 from llamacli.util.files import read_json
 
 _SHOWN = 8
-_NUMBERED = re.compile(r"(.*\.(?:experts|norms))\.(\d+)\.(.+)")
-"""Names of tensors that are stacked: matrices of experts, norms of heads."""
+_NUMBERED = re.compile(r"(.*(?:\.experts|\.norms|_projections))\.(\d+)\.(.+)")
+"""Names of tensors that are stacked: matrices of experts, norms of heads, projections of streams."""
 
 _EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
 """Fields of config.json that the number of experts may have."""
@@ -84,8 +84,9 @@ class CheckpointFile:
     def __init__(self, folder: Folder, checkpoint: Checkpoint, kind: TensorType | None = None):
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
-        self._settings = settings_of(folder.config, checkpoint, self._config_path)
-        self._drop = checkpoint.drop(self._settings) if callable(checkpoint.drop) else checkpoint.drop
+        config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
+        self._settings = settings_of(config, checkpoint, self._config_path)
+        self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
         configured = configured_keys(self._settings, checkpoint, self._config_path)
         self._scales = self._quantized()
         n_layer = configured.get(f"{checkpoint.architecture}.block_count")
@@ -146,7 +147,7 @@ class CheckpointFile:
 
     def _targets(self, n_layer: int) -> Iterator[tuple[str, _Source]]:
         checkpoint = self._checkpoint
-        names = Names(checkpoint, n_layer, self._config_path)
+        names = Names(checkpoint, self._settings, n_layer, self._config_path)
         single: dict[str, tuple[str, ...]] = {}
         experts: dict[str, dict[int, str]] = {}
         scales, packed = set(self._scales.values()), self._packed()
@@ -186,7 +187,7 @@ class CheckpointFile:
                     shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0])
                 yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, is_packed, conversion)
         names.check()
-        for target, values in checkpoint.extra(self._settings).items():
+        for target, values in value_of(checkpoint.extra, self._settings, self._config_path).items():
             yield target, _Source((), values.shape, values=values)
 
     def _converted_shape(self, conversion: Conversion, shape: Shape, name: str) -> Shape:
@@ -222,7 +223,7 @@ class CheckpointFile:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
 
     def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
-        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("norm", ())
+        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("tensor", ())
         n_expert = next((n for field in fields if isinstance(n := self._settings.get(field), int)), len(found))
         if missing := [i for i in range(n_expert) if i not in found]:
             raise ModelFormatError(f"{self.path}: {plain}: {kind} {missing[0]} of {n_expert} is missing")
@@ -361,9 +362,11 @@ class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
 class Names:
     """Names of a checkpoint's tensors in GGUF; collects those that have none."""
 
-    def __init__(self, checkpoint: Checkpoint, n_layer: int, config_path: str):
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, n_layer: int, config_path: str):
         arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
         self._checkpoint, self._config_path = checkpoint, config_path
+        self._rename = value_of(checkpoint.rename, settings, config_path)
+        self._class = next(iter(settings.get("architectures") or checkpoint.classes), checkpoint.architecture)
         self._map = TensorNameMap(arch, n_layer) if arch is not None else None
         self._unknown: list[str] = []
         self._taken: set[str] = set()
@@ -373,7 +376,7 @@ class Names:
         name = name.replace("language_model.", "")
         if name.endswith("e_score_correction_bias"):
             name = name.removesuffix("_bias") + ".bias"
-        for pattern, replacement in self._checkpoint.rename:
+        for pattern, replacement in self._rename:
             name = re.sub(pattern, replacement, name)
         return name
 
@@ -407,6 +410,6 @@ class Names:
         if self._unknown:
             more = f", and {len(self._unknown) - _SHOWN} more" if len(self._unknown) > _SHOWN else ""
             raise ModelFormatError(
-                f"{self._config_path}: `architectures` is {self._checkpoint.classes[0]}, which has no "
+                f"{self._config_path}: `architectures` is {self._class}, which has no "
                 f"{'; '.join(self._unknown[:_SHOWN])}{more}: is it the config.json of another model?"
             )

@@ -105,6 +105,22 @@ class Folder:
         raise ModelFormatError(f"{self.path}: no tensors: neither {_INDEX} nor model*.safetensors is there")
 
     @property
+    def pooling(self) -> int | None:
+        """GGUF's number of the pooling that modules.json of sentence-transformers names."""
+        content = self.path / "modules.json"
+        modules = json.loads(content.read_text("utf-8")) if content.is_file() else []
+        found = next((module["path"] for module in modules if module["type"].endswith("Pooling")), None)
+        if found is None:
+            return None
+        path = self.path / found / "config.json"
+        fields = read_json(path)
+        kinds = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
+        for number, (kind, name) in enumerate(kinds.items(), 1):
+            if fields.get(f"pooling_mode_{name}") or fields.get("pooling_mode") == kind:
+                return number
+        raise ModelFormatError(f"{path}: pooling is none of {', '.join(kinds)}")
+
+    @property
     def files(self) -> list[Path]:
         """Files with tensors, after `entries`."""
         return list(self._files)

@@ -71,7 +71,7 @@ def settings_of(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) 
     settings = dict(config)
     for field, value in checkpoint.defaults.items():
         if settings.get(field) is None:
-            settings[field] = _value(value, settings, f"{source}: for field {field}")
+            settings[field] = value_of(value, settings, f"{source}: for field {field}")
     rope = settings.get("rope_parameters", settings.get("rope_scaling")) or {}
     if not isinstance(rope, dict):
         raise ModelFormatError(f"{source}: rope_scaling is {rope!r}, expected an object")
@@ -116,12 +116,15 @@ def configured_keys(settings: Settings, checkpoint: Checkpoint, source: str) -> 
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelFormatError(f"{source}: rope_scaling: {type(error).__name__}: {error}") from error
     for key, value in checkpoint.keys.items():
-        found[key] = _value(value, settings, f"{source}: for key {key}")
+        found[key] = value_of(value, settings, f"{source}: for key {key}")
     return {f"{checkpoint.architecture}.{key}": value for key, value in found.items() if value is not None}
 
 
-def _value(value: Any, settings: Settings, place: str) -> Any:
-    """Value of a plugin's table, or of its function."""
+def value_of(value: Any, settings: Settings, place: str) -> Any:
+    """Value of a plugin's table, or of its function.
+
+    ModelFormatError that begins with `place` for one that fails.
+    """
     try:
         return value(settings) if callable(value) else value
     except KeyError as error:

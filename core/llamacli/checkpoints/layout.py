@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
-"""Fields of config.json, with those of its text_config and the defaults."""
+"""Fields of config.json, with those of its text_config and the defaults.
+
+`tensor_names` are the names of the folder's tensors, `pooling` GGUF's number of what modules.json names."""
 Shape = tuple[int, ...]
 
 
@@ -20,7 +22,8 @@ class Conversion:
     """Conversion of a tensor.
 
     `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
-    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8.
+    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8; rows of an
+    adapter's matrix too, so that one that moves columns is said to compute.
     """
 
     apply: Callable[[Array, Settings], Array]
@@ -39,14 +42,15 @@ class Checkpoint:
     - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
       `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
       tokenizer_config.json and config.json.
-    - `drop`: regexes of tensors that are not read, or a function of the fields of config.json; `rename`: regexes and
-      their replacements before names are looked up in `gguf`'s map; `tensors`: GGUF names, with `{}` for the block,
-      where the map has none.
+    - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
+      in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
+      block, where the map has none.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
     - `extra`: tensors that are computed from the fields of config.json.
+    - `variant`: the layout to take for these fields, where files of one class have several architectures.
     """
 
     architecture: str
@@ -57,13 +61,14 @@ class Checkpoint:
     pre: tuple[str, ...] = ()
     tokenizer: Callable[[str, Settings, Settings], Mapping[str, Any]] = lambda kind, tokenizer, settings: {}
     drop: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
-    rename: tuple[tuple[str, str], ...] = ()
+    rename: tuple[tuple[str, str], ...] | Callable[[Settings], tuple[tuple[str, str], ...]] = ()
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     split: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     mixed: bool = False
     whole: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
+    variant: Callable[[Settings], Checkpoint] | None = None
 
     @property
     def name(self) -> str:
@@ -79,7 +84,7 @@ def _interleaved(field: str) -> Conversion:
     return Conversion(apply)
 
 
-INTERLEAVED: Mapping[str, Conversion] = {
+INTERLEAVED: dict[str, Conversion] = {
     f"attn_{name}.{kind}": _interleaved(field)
     for name, field in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
     for kind in ("weight", "bias")
@@ -102,6 +107,24 @@ SQUEEZED = Conversion(
     lambda shape, settings: (shape[0], shape[-1]),
 )
 """Weights of depthwise convolutions, stored as [n_channels, 1, width]."""
+
+
+def state_space(n_groups: Callable[[Settings], int]) -> dict[str, Conversion]:
+    """Conversions of state-space tensors, whose norm has this number of groups."""
+
+    def grouped(shape: Shape, settings: Settings) -> Shape:
+        return n_groups(settings), shape[0] // n_groups(settings)
+
+    return {
+        "ssm_a": Conversion(
+            lambda array, settings: MINUS_EXP.apply(array, settings)[:, None],
+            lambda shape, settings: (*shape, 1),
+            computes=True,
+        ),
+        "ssm_d": Conversion(lambda array, settings: array[:, None], lambda shape, settings: (*shape, 1)),
+        "ssm_norm.weight": Conversion(lambda array, settings: array.reshape(grouped(array.shape, settings)), grouped),
+        "ssm_conv1d.weight": SQUEEZED,
+    }
 
 
 def field(*names: str, kind: Callable[[Any], Any] = int) -> Callable[[Settings], Any]:

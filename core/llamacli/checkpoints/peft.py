@@ -89,7 +89,7 @@ class PeftAdapter:
         n_layer = settings.get("num_hidden_layers")
         if not isinstance(n_layer, int):
             raise ModelFormatError(f"{source}: num_hidden_layers is missing")
-        names, found = Names(checkpoint, n_layer, source), dict[str, Pair]()
+        names, found = Names(checkpoint, settings, n_layer, source), dict[str, Pair]()
         for stem, (a, b) in self._matrices():
             parts, n_parts = names.parts(names.plain(f"{stem}.weight"))
             if len(parts) > n_parts:

@@ -131,7 +131,7 @@ class HuggingFaceModel:
             arrays = {
                 name: file.data(name).view(np.float32).reshape(info.shape).copy() for name, info in file.tensors.items()
             }
-        return keys | {f"{prefix}vocab_size": config.vocab_size}, arrays
+        return keys | {f"{prefix}vocab_size": config.get_text_config().vocab_size}, arrays
 
     def _converted(
         self, source: str, array: Array, config: Any, shapes: Mapping[str, tuple[int, ...]]
@@ -237,7 +237,7 @@ def sizes(seed: int) -> dict[str, Any]:
 def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
     """Configuration and model of a seed; InvalidRequestError for an unknown type."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         drawn = sizes(seed)
@@ -247,7 +247,8 @@ def _built(of: HuggingFaceModel, seed: int) -> tuple[Any, Any]:
         config = AutoConfig.for_model(of.model_type, **fields)
     except ValueError as error:
         raise InvalidRequestError(f"transformers has no model type {of.model_type!r}: {error}") from error
-    auto: Any = AutoModelForCausalLM
+    has_text = config.get_text_config() is config
+    auto: Any = AutoModelForCausalLM if has_text else AutoModelForImageTextToText
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for name, tensor in _weights(model).items():

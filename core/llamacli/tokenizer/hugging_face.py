@@ -48,7 +48,8 @@ def vocabulary_keys(
 ) -> tuple[str, Keys]:
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
-    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes) and "bpe" (byte-level).
+    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "bpe" (byte-level) and
+    "wordpiece".
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -98,12 +99,16 @@ def _is_bpe(folder: Path) -> bool:
     return _model(folder).get("type") == "BPE"
 
 
+def _is_wordpiece(folder: Path) -> bool:
+    return _model(folder).get("type") == "WordPiece"
+
+
 # --- vocabularies ----------------------------------------------------------------------------------------------------
 
 
 def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     pieces = read_sentencepiece(folder / "tokenizer.model")
-    size = config.get("vocab_size_per_layer_input") or config.get("vocab_size") or len(pieces)
+    size = config.get("vocab_size") or len(pieces)
     tokens: list[str | bytes] = [f"[PAD{i}]" for i in range(size)]
     scores, types = [_UNUSED_SCORE] * size, [int(TokenKind.UNUSED)] * size
     for i, piece in enumerate(pieces[:size]):
@@ -147,8 +152,8 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     } | special_keys(folder, n_vocab=len(texts), merges=False)  # fmt: skip
 
 
-def _bpe(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
-    content = read_json(folder / "tokenizer.json")
+def _tokens(folder: Path, config: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and types of all tokens of tokenizer.json, by their ids."""
     vocab: dict[str, int] = content["model"]["vocab"]
     added = {i: (text, special) for i, text, special in _added_tokens(folder, content)}
     texts = {i: text for text, i in vocab.items()} | {i: text for i, (text, _) in added.items()}
@@ -168,16 +173,36 @@ def _bpe(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
             token, kind = texts[i], int(TokenKind.NORMAL)
         tokens.append(token)
         types.append(kind)
+    return tokens, types
+
+
+def _bpe(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    content = read_json(folder / "tokenizer.json")
+    tokens, types = _tokens(folder, config, content)
     return {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre_tokenizer(folder, content, pre),
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
     } | special_keys(folder, merges=True)  # fmt: skip
 
 
+def _wordpiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """WordPiece with `\u2581` before words instead of `##` before their other parts."""
+    tokens, types = _tokens(folder, config, read_json(folder / "tokenizer.json"))
+    texts = [
+        text if kind == TokenKind.CONTROL else text[2:] if text.startswith("##") else f"\u2581{text}"
+        for text, kind in zip(tokens, types, strict=True)
+    ]
+    return {
+        "tokenizer.ggml.token_type_count": int(config.get("type_vocab_size", 1)), "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": pre[0], "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types,
+    } | special_keys(folder, merges=False, n_vocab=len(tokens))  # fmt: skip
+
+
 _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, Any], Sequence[str]], Keys]]] = {
     "sentencepiece": (_is_sentencepiece, _sentencepiece),
     "byte_fallback": (_is_byte_fallback, _byte_fallback),
     "bpe": (_is_bpe, _bpe),
+    "wordpiece": (_is_wordpiece, _wordpiece),
 }
 
 

@@ -7,6 +7,7 @@ RMSNorm, grouped heads, SwiGLU. Four numbers of the file scale embeddings, resid
 from typing import Any
 
 import attrs
+import numpy as np
 
 from llamacli.plugin import (
     Architecture,
@@ -84,7 +85,14 @@ class Granite(Architecture):
 
     def read_layers(self, metadata: Metadata) -> dict[str, Any]:
         """Further fields, such as those of layers that are not attention."""
-        return {}
+        key = f"{self.name}.attention.head_count_kv"
+        if key not in metadata or not isinstance(metadata.peek(key), np.ndarray):
+            return {}
+        n_layer = metadata.get_int(f"{self.name}.block_count", minimum=1, maximum=1 << 16)
+        heads = metadata.get_ints(key, n_layer, minimum=1, maximum=1 << 14)  # of Granite 4.0 without state spaces
+        if len(set(heads)) > 1:
+            raise ModelFormatError(f"{metadata.source}: {key} = {list(heads)}, expected one number for all layers")
+        return {"n_head_kv": heads[0]}
 
     def tensors(self, config: GraniteConfig) -> TensorTable:
         """The tensors of a file."""

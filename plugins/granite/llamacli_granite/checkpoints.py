@@ -1,9 +1,11 @@
-"""Hugging Face checkpoints of Granite and its mixtures of experts."""
+"""Hugging Face checkpoints of Granite, its mixtures of experts and hybrids."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, hookimpl
+import attrs
+
+from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, hookimpl, state_space
 
 LLAMACLI_API = 1
 
@@ -32,9 +34,8 @@ _VOCABULARY = ("sentencepiece", "byte_fallback", "bpe")
 _PRE = ("refact", "gpt-2")
 _MOE, _SHARED = r"\.block_sparse_moe\.input_linear\.weight$", r"\.shared_mlp\.input_linear\.weight$"
 
-CHECKPOINTS = (
-    Checkpoint("granite", ("GraniteForCausalLM",), _KEYS, _DEFAULTS, _VOCABULARY, _PRE, convert=INTERLEAVED),
-    Checkpoint(
+_GRANITE = Checkpoint("granite", ("GraniteForCausalLM",), _KEYS, _DEFAULTS, _VOCABULARY, _PRE, convert=INTERLEAVED)
+_MIXTURE = Checkpoint(
         "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
         _KEYS | {"expert_shared_feed_forward_length": lambda fields: fields.get("shared_intermediate_size") or None},
         _DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2}, _VOCABULARY, _PRE, convert=INTERLEAVED,
@@ -42,8 +43,55 @@ CHECKPOINTS = (
             _MOE: (".mlp.experts.gate_proj.weight", ".mlp.experts.up_proj.weight"),
             _SHARED: (".mlp.shared_experts.gate_proj.weight", ".mlp.shared_experts.up_proj.weight"),
         },
-    ),
+    )  # fmt: skip
+
+
+def _kinds(settings: Settings) -> list[bool]:
+    """Layers with attention."""
+    return [kind in ("attention", "full_attention") for kind in settings["layer_types"]]
+
+
+def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Without experts, the shared one is the network."""
+    if settings.get("num_local_experts"):
+        return ((r"\.dt_bias$", ".dt_proj.bias"),)
+    return (
+        (r"\.dt_bias$", ".dt_proj.bias"), (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_linear."),
+        (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+    )  # fmt: skip
+
+
+_DENSE = {r"\.mlp\.gate_up_linear\.weight$": (".mlp.gate_proj.weight", ".mlp.up_proj.weight")}
+_USES_ROPE = {"rope.scaling.finetuned": True}
+_HYBRID_KEYS: dict[str, Any] = {
+    "attention.head_count_kv": lambda settings: [
+        settings["num_key_value_heads"] if attends else 0 for attends in _kinds(settings)
+    ],
+    "ssm.conv_kernel": field("mamba_d_conv"), "ssm.state_size": field("mamba_d_state"),
+    "ssm.group_count": field("mamba_n_groups"), "ssm.time_step_rank": field("mamba_n_heads"),
+    "ssm.inner_size": lambda settings: settings["mamba_expand"] * settings["hidden_size"],
+}  # fmt: skip
+
+
+def _variant(settings: Settings) -> Checkpoint:
+    """Granite Hybrid, or files of Granite where all layers have attention."""
+    mixture = bool(settings.get("num_local_experts"))
+    base = _MIXTURE if mixture else _GRANITE
+    split = dict(_MIXTURE.split) | _DENSE
+    if all(_kinds(settings)):
+        return attrs.evolve(base, keys=dict(_MIXTURE.keys) | _HYBRID_KEYS | _USES_ROPE, rename=_names, split=split)
+    return _HYBRID
+
+
+_HYBRID = Checkpoint(
+    "granitehybrid", ("GraniteMoeHybridForCausalLM",),
+    dict(_MIXTURE.keys) | _HYBRID_KEYS | {"rope.scaling.finetuned": False, "context_length": 2**20},
+    _DEFAULTS | {"rope_theta": None, "mamba_d_conv": 4, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128,
+                 "mamba_expand": 2},
+    ("bpe",), _PRE, rename=_names, split=dict(_MIXTURE.split) | _DENSE,
+    convert=INTERLEAVED | state_space(lambda settings: int(settings["mamba_n_groups"])), variant=_variant,
 )  # fmt: skip
+CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID)
 
 
 @hookimpl

@@ -67,7 +67,7 @@ CHECKPOINTS = (
         num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=None,
     ),
     Checkpoint(
-        "mistral3", ("Ministral3ForCausalLM",),
+        "mistral3", ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
         KEYS | {
             "rope.scaling.yarn_log_multiplier": _of_rope("mscale_all_dim"),
             "attention.temperature_scale": _of_rope("llama_4_scaling_beta"),

@@ -1,9 +1,9 @@
-"""Hugging Face checkpoints of Nemotron-4 and Minitron."""
+"""Hugging Face checkpoints of Nemotron-4, Minitron, Nemotron-H and Nemotron 3."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import PLUS_ONE, Checkpoint, Settings, field, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, PLUS_ONE, Checkpoint, Settings, field, hookimpl, rope_of, state_space
 
 LLAMACLI_API = 1
 
@@ -22,7 +22,65 @@ def _special(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, An
     return {"tokenizer.ggml.padding_token_id": 0, "tokenizer.ggml.unknown_token_id": 1}
 
 
-CHECKPOINTS = (
+_LETTERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "moe": "E", "mlp": "-"}
+
+
+def _kinds(settings: Settings) -> list[str]:
+    """Layers: M for Mamba-2, * for attention, E for experts, - for a network."""
+    pattern = settings.get("hybrid_override_pattern") or settings["layers_block_type"]
+    return [_LETTERS.get(kind, kind) for kind in pattern]
+
+
+def _by_layer(field_name: str, letters: str) -> Callable[[Settings], list[int]]:
+    return lambda settings: [settings[field_name] if kind in letters else 0 for kind in _kinds(settings)]
+
+
+_HYBRID_KEYS: dict[str, Any] = {
+    "vocab_size": field("vocab_size"), "context_length": 2**20, "rope.scaling.finetuned": False,
+    "rope.dimension_count": lambda settings: settings["hidden_size"] // settings["num_attention_heads"],
+    "attention.head_count_kv": _by_layer("num_key_value_heads", "*"),
+    "ssm.conv_kernel": field("conv_kernel"), "ssm.state_size": field("ssm_state_size"),
+    "ssm.group_count": field("n_groups"), "ssm.time_step_rank": field("mamba_num_heads"),
+    "ssm.inner_size": lambda settings: settings["mamba_num_heads"] * settings["mamba_head_dim"],
+}  # fmt: skip
+_HYBRID: dict[str, Any] = {
+    "defaults": {
+        "num_hidden_layers": lambda settings: len(_kinds(settings)), "layer_norm_epsilon": 1e-5, "rms_norm_eps":
+        lambda settings: settings["layer_norm_epsilon"], "conv_kernel": 4, "ssm_state_size": 128, "n_groups": 8,
+        "head_dim": lambda settings: settings.get("attention_head_dim", 128),
+    },
+    "pre": ("pixtral", "nemotron"),
+    "rename": (
+        (r"^model\.(layers\.\d+\.|embeddings|norm_f)", r"backbone.\1"), (r"\.dt_bias$", ".dt_proj.bias"),
+        (r"^backbone\.(.*)\.mixer\.experts\.(\w+)$", r"model.\1.mlp.experts.\2.weight"),
+        (r"^backbone\.(.*)\.mixer\.experts\.", r"model.\1.mlp.experts."),
+    ),
+    "convert": INTERLEAVED | state_space(lambda settings: int(settings["n_groups"])),
+}  # fmt: skip
+_DENSE = Checkpoint(
+    "nemotron_h", (), _HYBRID_KEYS | {"feed_forward_length": _by_layer("intermediate_size", "-"), "expert_count": None,
+                                      "expert_used_count": None, "expert_group_count": None,
+                                      "expert_group_used_count": None}, **_HYBRID,
+)  # fmt: skip
+
+
+def _variant(settings: Settings) -> Checkpoint:
+    return CHECKPOINTS[0] if "E" in _kinds(settings) else _DENSE
+
+
+CHECKPOINTS: tuple[Checkpoint, ...] = (
+    Checkpoint(
+        "nemotron_h_moe", ("NemotronHForCausalLM",),
+        _HYBRID_KEYS | {
+            "feed_forward_length": _by_layer("moe_intermediate_size", "E"),
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "expert_shared_feed_forward_length": field("moe_shared_expert_intermediate_size"),
+            "expert_shared_count": field("n_shared_experts"), "expert_weights_norm": field("norm_topk_prob", kind=bool),
+            "expert_weights_scale": field("routed_scaling_factor", kind=float),
+            "moe_latent_size": field("moe_latent_size"),
+        },
+        **_HYBRID, variant=_variant,
+    ),
     Checkpoint(
         "nemotron", ("NemotronForCausalLM",),
         {

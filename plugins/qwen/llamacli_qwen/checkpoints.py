@@ -1,11 +1,14 @@
-"""Hugging Face checkpoints of Qwen2, Qwen3 and their mixtures of experts."""
+"""Hugging Face checkpoints of Qwen2, Qwen3, mixtures and Qwen-VL text."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Settings, hookimpl
+from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl
+from llamacli_qwen import checkpoints_hybrid
 
 LLAMACLI_API = 1
+
+Shape = tuple[int, ...]
 
 _DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
@@ -27,15 +30,47 @@ def _head_dim(settings: Settings) -> int:
     return int(settings["hidden_size"] // settings["num_attention_heads"])
 
 
+def _experts(part: int) -> Conversion:
+    """Half of the experts' gates and up matrices.
+
+    The original has a row for each input, transformers 5 one for each output.
+    """
+
+    def shape(shape: Shape, settings: Settings) -> Shape:
+        n_expert, n_row, n_column = shape
+        n_embd = settings["hidden_size"]
+        if n_embd not in (n_row, n_column):
+            raise ValueError(f"shape {shape}, expected {n_embd} rows or columns")
+        return (n_expert, n_column // 2, n_row) if n_row == n_embd else (n_expert, n_row // 2, n_column)
+
+    def apply(array: Any, settings: Settings) -> Any:
+        rows = array.swapaxes(1, 2) if array.shape[1] == settings["hidden_size"] else array
+        n_ff = rows.shape[1] // 2
+        return rows[:, part * n_ff : (part + 1) * n_ff]
+
+    return Conversion(apply, shape)
+
+
+_DOWN = Conversion(
+    lambda array, settings: array if array.shape[1] == settings["hidden_size"] else array.swapaxes(1, 2),
+    lambda shape, settings: (shape[0], settings["hidden_size"], settings["moe_intermediate_size"]),
+)
+
+
+def _deepstack(settings: Settings) -> int:
+    return len(settings.get("vision_config", {}).get("deepstack_visual_indexes", ()))
+
+
+_POOLING = {"pooling_type": field("pooling")}
 _PRE = ("qwen2", "deepseek-r1-qwen")
 _MOE = {"num_experts_per_tok": 4, "num_key_value_heads": 16}
 
 CHECKPOINTS = (
     Checkpoint(
-        "qwen2", ("Qwen2ForCausalLM", "KORMoForCausalLM"), {}, _DEFAULTS, ("sentencepiece", "bpe"), _PRE
+        "qwen2", ("Qwen2ForCausalLM", "KORMoForCausalLM"), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE
     ),
     Checkpoint(
-        "qwen2", ("Qwen2Model",), {}, _DEFAULTS, ("sentencepiece", "bpe"), _PRE, rename=((r"^", "model."),)
+        "qwen2", ("Qwen2Model",), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE, rename=((r"^", "model."),)
     ),
     Checkpoint(
         "qwen2moe", ("Qwen2MoeForCausalLM",), _EXPERT_KEYS,
@@ -43,7 +78,7 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen3", ("Qwen3ForCausalLM",), {}, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
+        "qwen3", ("Qwen3ForCausalLM",), _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
     ),
     Checkpoint(
         "qwen3moe", ("Qwen3MoeForCausalLM",), _EXPERT_KEYS,
@@ -53,6 +88,24 @@ CHECKPOINTS = (
         },
         ("bpe",), _PRE, **_STACKED,
     ),
+    Checkpoint(
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), {}, _DEFAULTS,
+        ("sentencepiece", "bpe"), _PRE,
+    ),
+    Checkpoint(
+        "qwen3vl", ("Qwen3VLForConditionalGeneration",), {"n_deepstack_layers": _deepstack},
+        _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE,
+    ),
+    Checkpoint(
+        "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERT_KEYS | {"n_deepstack_layers": _deepstack},
+        _DEFAULTS | {"head_dim": 128}, ("bpe",), _PRE,
+        rename=((r"(\.experts\.(?:down|gate_up)_proj)$", r"\1.weight"),),
+        whole={r"\.experts\.gate_up_proj\.weight$": (".experts.gate_proj.weight", ".experts.up_proj.weight")},
+        convert={
+            "ffn_gate_exps.weight": _experts(0), "ffn_up_exps.weight": _experts(1), "ffn_down_exps.weight": _DOWN,
+        },
+    ),
+    *checkpoints_hybrid.checkpoints(_EXPERT_KEYS, _STACKED, _PRE),
 )  # fmt: skip
 
 
