@@ -89,7 +89,7 @@ def test_batch_with_broken_lines(client, fake) -> None:
     assert streams["error"]["param"] == "body.stream"
 
 
-def test_batch_of_slow_schemas_holds_up_no_client(serve, monkeypatch) -> None:
+def test_batch_of_slow_schemas_holds_up_no_client(serve, tmp_path, monkeypatch) -> None:
     begun, compiled = threading.Event(), generation.chain
 
     def slow(model, params):
@@ -105,7 +105,8 @@ def test_batch_of_slow_schemas_holds_up_no_client(serve, monkeypatch) -> None:
         return {"type": "json_schema", "json_schema": {"name": name, "schema": {"required": [name]}}}
 
     lines = [line(f"r{i}", response_format=shape(f"slow{i}")) for i in range(3)]
-    with serve(data=True, schema_timeout=0.3) as server, server.openai() as client:
+    server = serve(data=tmp_path, schema_timeout=0.3)
+    with server.openai() as client:
         batch = begin(client, [*lines, line("r3", response_format=shape("quick")), line("r4")])
         assert begun.wait(30)
         assert server.chat(response_format=shape("quick")).status == 200
