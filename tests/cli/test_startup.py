@@ -214,7 +214,7 @@ main()
 def test_interrupts_while_modules_are_imported_are_one_line(
     n: int, command: str, environment: dict[str, str], model: Path
 ) -> None:
-    """SIGINT while the n-th module is looked up; a run of a text imports fewer than 700, a server more."""
+    """SIGINT while the n-th module is looked up."""
     options = ["once", "-n", "1"] if command == "run" else ["--port", "0"]
     result = subprocess.run(
         [sys.executable, "-c", INTERRUPTING, str(n), command, str(model), *options],

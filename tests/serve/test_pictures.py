@@ -578,7 +578,7 @@ def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
 
 
 def test_slow_grammars_with_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws beside the steps: the same texts beside others, and an error of the slow text alone."""
+    """Draws beside the steps: equal texts, and an error of one text."""
     monkeypatch.setattr("llamacli.serve.scheduler.SLOW_DRAW_S", 0.0)
     ambiguous = {"grammar": "root ::= x x x x x x\nx ::= y y y y\ny ::= [a-z]? [a-z]? [a-z ]?"}
     with serving(tmp_path) as server, ThreadPoolExecutor(4) as pool:

@@ -21,7 +21,7 @@ CALL = record("x", "n", "head_dim", "keys", "values", "scratch", "cells", "key_r
 
 @functools.cache
 def copied(name: str) -> Compiled:
-    """Kernel that writes n rows as keys and as values, and reads both."""
+    """Kernel that writes rows as keys and values, and reads both."""
     from llamacli.kernels.cached import CELLS
 
     write_key, write_value = cells.writer(name, True), cells.writer(name, False)
@@ -100,7 +100,7 @@ def _mapped(typingctx: Any, p: Any, scores: Any) -> Any:
 
 
 def test_weights_and_scores_of_stored_keys() -> None:
-    """A key is a stored one and the weighted sum of those before its group."""
+    """A key is a stored one plus the mean of earlier ones."""
 
     def both(p, scores):
         _mapped(p, scores)
