@@ -62,6 +62,7 @@ def test_a_restarted_server_reads_its_prompts(model: Model, tmp_path: Path) -> N
     assert (other[0], other[1]) == (run(model, None, [*PROMPT[:100], 5, 6, 7])[0], 100)
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 def test_a_process_that_dies_while_it_reads_a_prompt_leaves_it(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
