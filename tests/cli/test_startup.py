@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamacli.cli.app import app
+from suite import slow_but
 
 HEAVY = {"numpy", "numba", "regex", "gguf", "pluggy", "attrs", "jinja2", "prompt_toolkit", "llamacli.plugins"}
 LOADED = (
@@ -190,3 +191,34 @@ def test_progress_begins_before_slow_imports(environment: dict[str, str]) -> Non
     command = [sys.executable, "-c", BEGUN, json.dumps(commands)]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert result.stdout == "fast\n" * len(commands), result.stderr
+
+
+INTERRUPTING = """
+import os, signal, sys
+from llamacli.cli import main
+class Interrupting:
+    left = int(sys.argv.pop(1))
+    def find_spec(self, *_):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv[0] = "llamacli"
+main()
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("command", ["run", "serve"])
+@pytest.mark.parametrize("n", slow_but([150], [1, 30, 150, 260, 420]))
+def test_interrupts_while_modules_are_imported_are_one_line(
+    n: int, command: str, environment: dict[str, str], model: Path
+) -> None:
+    """SIGINT while the n-th module is looked up."""
+    options = ["once", "-n", "1"] if command == "run" else ["--port", "0"]
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTING, str(n), command, str(model), *options],
+        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.count("\n") <= 1, result.stderr

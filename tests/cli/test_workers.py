@@ -63,6 +63,10 @@ def test_without_workers_a_split_mode_has_no_effect(mode: str, model: Path, invo
         ),
         (("--workers", "127.0.0.1:1", "-sm", "tensor"), "'tensor' is not one of 'layer', 'row', 'none'"),
         (("-sm", "row", "-ts", "1,1"), "need --workers HOST:PORT"),
+        (
+            ("--workers", "127.0.0.1:1", "--prompt-cache", "prompts"),
+            "--prompt-cache and --workers exclude each other",
+        ),
     ],
 )
 def test_what_does_not_go_together(given: tuple[str, ...], said: str, model: Path, secret: Path, invoke) -> None:

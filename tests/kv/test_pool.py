@@ -186,3 +186,15 @@ def test_bytes_to_reserve_are_those_that_reserve_allocates() -> None:
     expected, before = other.bytes_to_reserve(1), pool.n_used_bytes
     other.reserve(n, 1)
     assert pool.n_used_bytes - before == expected > 0, "the begun page is shared, and copied"
+
+
+@pytest.mark.parametrize("n_bytes", [100, 4096, 1 << 25])
+def test_pages_begin_at_cache_lines_and_leave_room_for_a_vector(n_bytes: int) -> None:
+    pages, table = pool_module.Pages(n_bytes), np.zeros(2, np.int64)
+    for i in range(2):
+        pages.allocate(table, i)
+    assert not (table % 64).any()
+    assert abs(table[1] - table[0]) >= n_bytes + 64
+    assert pages.n_bytes >= 2 * (n_bytes + 64)
+    for i in range(2):
+        pages.release(table, i)

@@ -67,6 +67,7 @@ def test_keep_evicts_the_least_recently_used() -> None:
     assert [reused(index, pool, [first] * (PAGE + 1)) for first in (1, 2, 3, 4)] == [PAGE, 0, PAGE, PAGE]
     index.keep(cached(pool, [5] * 4 * PAGE), limit)
     assert reused(index, pool, [5] * PAGE) == 0, "larger than the limit"
+    assert index.n_bytes == limit, "nothing is evicted for it"
     index.clear()
     assert index.n_bytes == 0
 

@@ -82,6 +82,15 @@ def test_sequences_are_created_when_first_used() -> None:
     assert not cache._sequences
 
 
+def test_all_but_one_are_leased_again_the_lowest_first() -> None:
+    pool = SequencePool(KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 4))
+    leased = [pool.acquire() for _ in range(4)]
+    pool.release_all_but(2)
+    assert pool.leased == {2}
+    assert [pool.acquire() for _ in range(4)] == [0, 1, 3, NO_LEASE]
+    assert leased == [0, 1, 2, 3]
+
+
 def test_one_token_is_not_empty() -> None:
     cache = KVCache(KVPool(KVLayout.of([KVSpec(1, 2)], "f32")), 40, 2)
     pool = SequencePool(cache)

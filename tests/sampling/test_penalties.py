@@ -48,6 +48,11 @@ def test_repetition(repeat: float, expected: list[float]) -> None:
     assert apply(np.array([2.0, -2.0]), Penalties(3, repeat), history=[0, 1]).logits.tolist() == expected
 
 
+def test_penalties_of_no_tokens_change_nothing() -> None:
+    for sampler in (Penalties(0, 2.0, 0.5, 0.25), Dry(1, 2, 1, 0)):
+        assert apply(np.array([2.0, -2.0]), sampler, history=[0, 1, 0, 1]).logits.tolist() == [2, -2]
+
+
 class TestDry:
     def penalty(self, history: list[int], token: int, breakers: tuple[str, ...]) -> float:
         dry = Dry(1, 2, 1, 64, sequence_breakers(TOKENS, breakers))

@@ -49,8 +49,17 @@ def request(name: str, scales: tuple[tuple[int, float], ...], n_prompt: int = 40
     )  # fmt: skip
 
 
-def run(model: Model, adapters: list[Adapter], wanted: list[GenerationRequest], **settings: Any) -> dict[str, Any]:
-    """Ids and log-probabilities of each request's tokens; its cached tokens."""
+def run(
+    model: Model,
+    adapters: list[Adapter],
+    wanted: list[GenerationRequest],
+    preempted: set[str] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Ids and log-probabilities of each request's tokens; its cached tokens.
+
+    Names of preempted requests are added to `preempted`.
+    """
     scheduler = Scheduler(model, EngineSettings(n_ctx=96, **settings), adapters=adapters)
     found: dict[str, Any] = {one.id: [] for one in wanted}
     for one in wanted:
@@ -61,6 +70,8 @@ def run(model: Model, adapters: list[Adapter], wanted: list[GenerationRequest], 
                 found[state.message.id] += [(token.id, token.logprob) for token in event.tokens]
             elif isinstance(event, Done):
                 found[f"{state.message.id} cached"] = event.usage.cached
+                if preempted is not None and state.n_preempted:
+                    preempted.add(state.message.id)
     scheduler.close()
     return found
 
@@ -90,13 +101,18 @@ def test_prefixes_are_cached_by_adapters(model: Model, adapters: list[Adapter]) 
     assert found["one"] == found["again"]
 
 
-def test_preemption_keeps_the_adapters(model: Model, adapters: list[Adapter]) -> None:
-    wanted = [request(str(i), scales) for i, scales in enumerate(SCALES)]
-    small = model.kv_pool().layout.n_bytes(96)
-    assert (
-        run(model, adapters, wanted, max_running=8, kv_memory=small).items()
-        >= {one.id: run(model, adapters, [one])[one.id] for one in wanted}.items()
-    )
+def test_preemption_keeps_the_adapters(
+    model: Model, tiny_gguf: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 adapters, each of one text, with memory for a few."""
+    many = [model.load_adapter(write_adapter(tmp_path / f"{i}.gguf", tiny_gguf(), seed=str(i))) for i in range(32)]
+    wanted = [request(str(i), ((i, 1.0 - i % 2 / 2),), 10) for i in range(32)]
+    expected, preempted = run(model, many, wanted, max_running=1), set[str]()
+    monkeypatch.setattr("llamacli.serve.running.GROWTH", 0)  # texts grow into memory that others have
+    found = run(model, many, wanted, preempted, max_running=32, kv_memory=model.kv_pool().layout.n_bytes(96))
+    assert {one.id: found[one.id] for one in wanted} == {one.id: expected[one.id] for one in wanted}
+    assert len({repr(found[one.id]) for one in wanted}) == len(wanted)
+    assert preempted
 
 
 @pytest.mark.parametrize("scales", [((2, 1.0),), ((-1, 1.0),), ((0, float("nan")),), ((0, "1"),)])

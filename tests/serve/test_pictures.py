@@ -577,6 +577,28 @@ def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
     assert text in reply.json["error"]["message"]
 
 
+def test_slow_grammars_with_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws beside the steps: equal texts, and an error of one text."""
+    monkeypatch.setattr("llamacli.serve.scheduler.SLOW_DRAW_S", 0.0)
+    ambiguous = {"grammar": "root ::= x x x x x x\nx ::= y y y y\ny ::= [a-z]? [a-z]? [a-z ]?"}
+    with serving(tmp_path) as server, ThreadPoolExecutor(4) as pool:
+        wanted = [{}, ambiguous, {}, ambiguous]
+        pictures = [ONE, ONE, OTHER, OTHER]
+
+        def ask(picture: np.ndarray, fields: dict[str, Any]) -> str:
+            return text_of(chat(server, user(picture, "What?"), **fields))
+
+        expected = [*map(ask, pictures, wanted)]
+        assert [*pool.map(ask, pictures, wanted)] == expected
+        assert all(set(text) <= {*map(chr, range(97, 123)), " "} for text in expected[1::2])
+        with monkeypatch.context() as limits:
+            limits.setattr("llamacli.serve.scheduler._MAX_DRAWS_S", 0.0)
+            body = {"messages": [user(ONE, "What?")], "max_tokens": N_NEW, "temperature": 0, **ambiguous}
+            refused = server.send("/v1/chat/completions", body)
+        assert (refused.status, refused.json["error"]["message"][:28]) == (400, "the grammar takes too long: ")
+        assert ask(ONE, {}) == expected[0]
+
+
 def test_pictures_are_decoded_in_threads_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded, encoded, decode, encode = set[str](), set[str](), Picture.of, LoadedEncoder._encoded
 

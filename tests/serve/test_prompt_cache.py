@@ -1,5 +1,7 @@
 """Prompts of the scheduler that survive a restart."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 from conftest import TinyGguf
 from llamacli import Model, SamplingParams, load_model
 from llamacli.engine import default_engine
+from llamacli.kv import snapshot
 from llamacli.plugins import Plugins
 from llamacli.serve.cache import CacheMemory
 from llamacli.serve.requests import Done, GenerationRequest, TextDelta
@@ -57,6 +60,36 @@ def test_a_restarted_server_reads_its_prompts(model: Model, tmp_path: Path) -> N
     assert (again, n_cached) == (expected, len(PROMPT) - 1)
     other = run(model, tmp_path / "prompts", [*PROMPT[:100], 5, 6, 7])
     assert (other[0], other[1]) == (run(model, None, [*PROMPT[:100], 5, 6, 7])[0], 100)
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+def test_a_process_that_dies_while_it_reads_a_prompt_leaves_it(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(model, tmp_path / "prompts", PROMPT)
+    restore = snapshot.Snapshot.restore
+
+    def dies(*given: Any) -> None:
+        restore(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(snapshot.Snapshot, "restore", dies)
+        run(model, tmp_path / "prompts", PROMPT)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert run(model, tmp_path / "prompts", PROMPT) == (expected, len(PROMPT) - 1)
+
+
+def test_a_read_without_memory_is_no_error_of_the_request(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = run(model, tmp_path / "prompts", PROMPT)
+    with monkeypatch.context() as failing:
+        failing.setattr(snapshot.Snapshot, "restore", lambda *_: (_ for _ in ()).throw(MemoryError))
+        assert run(model, tmp_path / "prompts", PROMPT) == (expected, 0)
+    assert run(model, tmp_path / "prompts", PROMPT) == (expected, len(PROMPT) - 1)
 
 
 def test_prompts_wait_for_their_prefix_but_not_for_long(model: Model, tmp_path: Path) -> None:

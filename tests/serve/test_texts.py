@@ -166,6 +166,11 @@ def test_tool_calls_are_whole_and_numbered() -> None:
     assert (joined(without), end(without).reason) == (call, "stop")
 
 
+@pytest.mark.parametrize("text", ["the dog <tool_c", "the dog <think"])
+def test_what_a_reader_holds_back_comes_with_the_limit(text: str) -> None:
+    assert joined(fed(ids(text), reply=reply(HERMES, tools=True))) == text
+
+
 def test_text_that_ends_a_message_ends_the_reply() -> None:
     events = fed(ids("the dog<end> and"), reply=reply(end_text="<end>"))
     assert joined(events) == "the dog"

@@ -56,7 +56,7 @@ CHAT = [
     "chat/test_call_table.py::test_calls_of_small_templates",
 ]
 MODULES = {
-    "kernels/kv_types/cells.py": ["kernels/test_cached.py", "kernels/test_attention.py", "ops/test_attention.py"],
+    "kernels/kv_types/cells.py": ["kernels/kv_types/test_cells.py"],
     "kernels/embedding.py": ["ops/test_embed.py", "kernels/test_linear.py"],
     "kernels/cached.py": ["kernels/test_cached.py", "ops/test_key_shift.py", "ops/test_attention.py"],
     "kernels/encoding.py": ["kernels/test_encoding.py"],

@@ -2,6 +2,8 @@
 
 import io
 import json
+import threading
+import time
 from collections.abc import Callable
 
 import openai
@@ -9,10 +11,11 @@ import pytest
 
 from http_server import served, wait_for
 from llamacli.serve.errors import StorageFullError
-from llamacli.serve.http import batches
+from llamacli.serve.http import batches, generation
 from llamacli.serve.http.batches import split_lines
 from llamacli.serve.requests import Admitted, Done, Finished, TextDelta, Timings, Usage
 from llamacli.serve.store import Store
+from llamacli.util.cancellation import is_cancelled
 
 pytest.importorskip("python_multipart")
 
@@ -84,6 +87,34 @@ def test_batch_with_broken_lines(client, fake) -> None:
     assert "there twice" in twice["error"]["message"]
     assert wrong["response"]["status_code"] == 400
     assert streams["error"]["param"] == "body.stream"
+
+
+def test_batch_of_slow_schemas_holds_up_no_client(serve, tmp_path, monkeypatch) -> None:
+    begun, compiled = threading.Event(), generation.chain
+
+    def slow(model, params):
+        if "slow" in params.json_schema:
+            begun.set()
+            while not is_cancelled():
+                time.sleep(0.005)
+        return compiled(model, params)
+
+    monkeypatch.setattr(generation, "chain", slow)
+
+    def shape(name: str) -> dict:
+        return {"type": "json_schema", "json_schema": {"name": name, "schema": {"required": [name]}}}
+
+    lines = [line(f"r{i}", response_format=shape(f"slow{i}")) for i in range(3)]
+    server = serve(data=tmp_path, schema_timeout=0.3)
+    with server.openai() as client:
+        batch = begin(client, [*lines, line("r3", response_format=shape("quick")), line("r4")])
+        assert begun.wait(30)
+        assert server.chat(response_format=shape("quick")).status == 200
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        batch = ended(client, batch)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 3)
+        codes = [one["response"]["body"]["error"]["code"] for one in results(client, batch.error_file_id)]
+    assert codes == ["invalid_schema"] * 3
 
 
 def test_batch_waits_while_the_store_is_full(client, fake, monkeypatch, caplog) -> None:
