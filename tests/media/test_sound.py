@@ -13,7 +13,8 @@ from llamacli import MediaError
 from llamacli.media import sound
 from llamacli.media.files import data_of_base64
 from llamacli.media.sound import SAMPLE_RATE, Sound, log_mel, resampled
-from sound_cases import tone, wav
+from llamacli.testing.tiny_media import tone
+from sound_cases import wav
 
 
 def encoded(samples: np.ndarray, kind: int, bits: int, rate: int = SAMPLE_RATE, *, extensible: bool = False) -> bytes:

@@ -28,11 +28,11 @@ from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.testing.tiny_media import drawn
+from llamacli.testing.tiny_media import drawn, tone
 from llamacli.tools.embedding import Pooling
 from media_cases import CASES, write_mmproj, write_text
 from sound_cases import CASES as HEARING
-from sound_cases import tone, wav, write_hearing
+from sound_cases import wav, write_hearing
 from suite import slow_but
 
 pytestmark = pytest.mark.medium
