@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import openai
 import pytest
 
-from http_server import Served, served
+from http_server import Served, served, wait_for
 from llamacli import Model, load_model
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
-from sound_cases import CASES, tone, wav, write_hearing
+from llamacli.testing.tiny_media import tone
+from sound_cases import CASES, wav, write_hearing
 
 pytestmark = pytest.mark.medium
 
@@ -127,6 +129,37 @@ def test_every_api_with_a_form_for_sound(tmp_path: Path) -> None:
         body = {"messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
         reply = server.send("/v1/messages", body)
         assert (reply.status, "'audio'" in reply.json["error"]["message"]) == (400, True)
+
+
+def test_batches(tmp_path: Path) -> None:
+    """A line hears as a request does; forms have no lines."""
+    message = {"role": "user", "content": [part(tone()), {"type": "text", "text": "What?"}]}
+    body = {"messages": [message], "max_tokens": N_NEW, "temperature": 0}
+    cut = {**body, "messages": [{**message, "content": [part("UklGRgAA")]}]}
+    path, form = "/v1/chat/completions", "/v1/audio/transcriptions"
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": url, "body": fields})
+        for i, (url, fields) in enumerate([(path, body), (path, cut), (form, body)])
+    ]
+    with serving(tmp_path, data=tmp_path / "data") as server:
+        client, direct = server.openai(max_retries=0), asked(server, part(tone())).json
+        file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+
+        def results(name: str | None) -> list[Any]:
+            assert name is not None
+            return [json.loads(line) for line in client.files.content(name).text.splitlines()]
+
+        (answer,) = results(done.output_file_id)
+        assert answer["response"]["body"]["choices"] == direct["choices"]
+        damaged, refused = results(done.error_file_id)
+        assert damaged["response"]["body"]["error"]["code"] == "invalid_audio"
+        assert "messages[0].content[0].input_audio: " in damaged["response"]["body"]["error"]["message"]
+        assert "line 3: url: '/v1/audio/transcriptions' takes a form, lines have JSON" in refused["error"]["message"]
+        with pytest.raises(openai.BadRequestError, match="endpoint"):
+            client.batches.create(input_file_id=file.id, endpoint=form, completion_window="24h")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
