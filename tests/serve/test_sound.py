@@ -13,6 +13,7 @@ import pytest
 
 from http_server import Served, served, wait_for
 from llamacli import Model, load_model
+from llamacli.media import sound
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
@@ -82,7 +83,10 @@ def test_chats_and_transcriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
-def test_forms_of_a_transcription(tmp_path: Path) -> None:
+def test_forms_of_a_transcription(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    decode = sound._decoded
+    monkeypatch.setattr(sound, "_decoded", lambda source, name: (decoded.append(name), decode(source, name))[1])
     with serving(tmp_path) as server:
         client = server.openai(max_retries=0)
         options: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"max_tokens": N_NEW}}
@@ -104,6 +108,7 @@ def test_forms_of_a_transcription(tmp_path: Path) -> None:
         assert translated.text == asked_too.text != whole.text
         verbose = client.audio.translations.create(response_format="verbose_json", **options)
         assert (verbose.text, verbose.language, verbose.duration) == (translated.text, "english", 0.6)
+    assert len(decoded) == 1, "its layout and its length are kept"
 
 
 def test_every_api_with_a_form_for_sound(tmp_path: Path) -> None:

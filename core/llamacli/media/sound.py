@@ -61,7 +61,7 @@ class Sound:
     def of(cls, given: object) -> Sound:
         """Sound of a file, its bytes, or an array.
 
-        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need the package soundfile. Channels are
+        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need soundfile, the extra `audio`. Channels are
         averaged, other rates resampled. Arrays are floats [n] at `SAMPLE_RATE`. Raises MediaError for a file that
         cannot be read, is cut or of another type, one beyond `MAX_BYTES`, `MAX_SECONDS` or `MAX_SAMPLES`, and for
         anything else.
@@ -166,7 +166,7 @@ def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without the library libsndfile
         raise MediaError(
-            f"{name} is no WAV file; other types need soundfile: pip install soundfile ({error})"
+            f"{name} is no WAV file; other types need soundfile: pip install 'llamacli[audio]' ({error})"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(source)) as file:
