@@ -43,7 +43,8 @@ def test_embeddings_are_those_of_mtmd(name: str) -> None:
 @pytest.mark.medium
 def test_embeddings_of_sound_are_those_of_mtmd() -> None:
     pytest.importorskip("llama_cpp")
-    check_peer(write_mmproj, {"architecture": PeerQwen3Sound(), "fields": {"n_channels": 16}}, 5e-10)
+    write, options, _ = MEDIA["qwen3a"]
+    check_peer(write, options | {"architecture": PeerQwen3Sound()}, 5e-10)
 
 
 def check_peer(write: Callable[..., Path], options: Mapping[str, Any], bound: float) -> None:

@@ -132,8 +132,13 @@ def tone(seconds: float = 0.6, hertz: float = 440.0, rate: int = SAMPLE_RATE) ->
 
 
 def made(size: Sequence[int] | float, seed: int = 0) -> Pixels | Samples:
-    """Make a picture of a width and a height, or sound of so many seconds."""
-    return drawn(*size, seed) if isinstance(size, Sequence) else tone(size, 440.0 + 110 * seed)
+    """Make a picture of a width and a height, or sound of so many seconds.
+
+    The sound falls: llama.cpp has a frame behind the last one, which would be the loudest.
+    """
+    if isinstance(size, Sequence):
+        return drawn(*size, seed)
+    return np.ascontiguousarray(tone(size, 440.0 + 110 * seed)[::-1])
 
 
 def sizes_of(encoder: MediaEncoder) -> Mapping[str, tuple[int, int]] | Mapping[str, float]:
