@@ -567,7 +567,26 @@ def text_bomb() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("make", "text"), [(bomb, "pixels"), (text_bomb, "damaged")])
+def scan_bomb() -> bytes:
+    """A JPEG whose last scan is there 3,000 times, each of which is decoded over all pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 4000), (200, 10, 10)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * 3000 + data[-2:]
+
+
+def postscript() -> bytes:
+    """An EPS file, for which Pillow would start Ghostscript."""
+    file = io.BytesIO()
+    Image.fromarray(ONE).save(file, "EPS")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(bomb, "pixels"), (text_bomb, "damaged"), (scan_bomb, "scans are more than"), (postscript, "of a known type")],
+)
 def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
     data = make()
     assert len(data) < 1 << 20
