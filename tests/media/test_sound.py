@@ -91,6 +91,8 @@ WAV = wav(tone(0.05))
         (WAV[:40] + b"\xfe\xff\xff\xff" + WAV[44:], r"4294965694 bytes of its samples are missing"),
         (encoded(tone(0.01)[:, None], 7, 8), "samples of format 7 with 8 bits are not read"),
         (encoded(np.full((9, 1), np.nan), 3, 32), "its samples are not finite"),
+        (encoded(np.full((9, 1), 1e300), 3, 64), "its samples are not finite"),
+        (np.full(9, 1e300), "its samples are not finite"),
         (np.zeros((4, 2), np.float32), r"an array of sound is floats \[n\], not float32 \[4, 2\]"),
         (np.zeros(4, np.int16), "not int16"),
         (np.zeros(0, np.float32), "the array: sound of 0 seconds is empty"),
