@@ -568,7 +568,7 @@ def text_bomb() -> bytes:
 
 
 def scan_bomb() -> bytes:
-    """A JPEG whose last scan is there 3,000 times, each of which is decoded over all pixels."""
+    """A JPEG whose last scan is there 3,000 times."""
     file = io.BytesIO()
     Image.new("RGB", (4000, 4000), (200, 10, 10)).save(file, "JPEG", progressive=True)
     data = file.getvalue()

@@ -287,9 +287,9 @@ class LoadedEncoder:
         return self._of_file(source)[0]
 
     def seconds_of_file(self, source: bytes) -> float:
-        """Length of the sound in a file's bytes, kept with its layout; 0 of pictures.
+        """Length of the sound in a file's bytes; 0 of pictures.
 
-        Raises MediaError.
+        Kept with the layout. Raises MediaError.
         """
         return self._of_file(source)[1]
 

@@ -126,7 +126,7 @@ def write_reader(path: Path, n_embd: int) -> Path:
 
 
 def run_peer_encoder(model: Path, mmproj: Path, sizes: Mapping[str, tuple[int, int] | float]) -> dict[str, Rows]:
-    """Embeddings of pictures or sounds by mtmd, in a process of its own.
+    """Embeddings of media by mtmd, in a process of its own.
 
     They are those that `made` makes of sizes, by name.
     `model` is a language model with embeddings as wide as the encoder's. Raises ImportError without llama-cpp-python,

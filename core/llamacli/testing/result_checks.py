@@ -405,7 +405,7 @@ SOUND_LAYOUTS = (1 / 16_000, 0.01, 0.5, 1.003, 9.7)
 
 
 def check_layouts(tiny: TinyModel) -> None:
-    """Layouts: pictures or sounds of all sizes are divided into tiles, or refused.
+    """Layouts: media of all sizes are divided into tiles, or refused.
 
     Equal ones have equal content keys, other ones others; each tile has as many embeddings as keys.
     """

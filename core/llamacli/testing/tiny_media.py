@@ -1,8 +1,8 @@
-"""Tiny mmproj files of a media encoder, and pictures or sound for it."""
+"""Tiny mmproj files of a media encoder, and media for it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,15 @@ def tone(seconds: float = 0.6, hertz: float = 440.0, rate: int = SAMPLE_RATE) ->
     return (0.5 * np.sin(2 * np.pi * hertz * times) * times / seconds + 0.01 * noise).astype(np.float32)
 
 
-def made(size: Sequence[int] | float, seed: int = 0) -> Pixels | Samples:
-    """Make a picture of a width and a height, or sound of so many seconds.
+def made(size: tuple[int, int] | list[int] | float, seed: int = 0) -> Pixels | Samples:
+    """Make a picture of a size, or sound of so many seconds.
 
-    The sound falls: llama.cpp has a frame behind the last one, which would be the loudest.
+    A size is the width and the height. The sound falls: llama.cpp has a frame behind the last one, which would be the
+    loudest.
     """
-    if isinstance(size, Sequence):
-        return drawn(*size, seed)
+    if not isinstance(size, float):
+        width, height = size
+        return drawn(width, height, seed)
     return np.ascontiguousarray(tone(size, 440.0 + 110 * seed)[::-1])
 
 
