@@ -112,7 +112,7 @@ _PICTURES = {
     "keys": '{"projector.scale_factor": 2}',
 }  # fmt: skip
 
-_STACK = 'n_merge=metadata.get_int("clip.audio.projector.stack_factor", minimum=1, maximum=100)'
+_STACK = 'n_merge=metadata.get_int("clip.audio.projector.stack_factor", minimum=1)'
 
 _SOUND = {
     "title": "Sound", "base": "SoundEncoder", "config": "SoundConfig", "like": "Whisper's",
