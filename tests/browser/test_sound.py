@@ -22,7 +22,8 @@ from llamacli.serve.engine import LocalEngine
 from llamacli.serve.http.page import PAGE
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
-from sound_cases import CASES, tone, wav, write_hearing
+from llamacli.testing.tiny_media import tone
+from sound_cases import CASES, wav, write_hearing
 
 if TYPE_CHECKING:
     from browser import PageDriver  # which imports selenium

@@ -24,10 +24,10 @@ from llamacli.chat.messages import Message
 from llamacli.media.encoder import LoadedEncoder, Tile
 from llamacli.media.sound import Sound
 from llamacli.plugins import Plugins
-from llamacli.testing.tiny_media import drawn
+from llamacli.testing.tiny_media import drawn, tone
 from media_cases import CASES, SPECIAL, prompt, write_mmproj, write_text
 from sound_cases import CASES as HEARING
-from sound_cases import tone, write_hearing
+from sound_cases import write_hearing
 
 NAMES = ["idefics3", "gemma3", "qwen3vl", *HEARING]
 

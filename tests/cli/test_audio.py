@@ -10,7 +10,8 @@ from llamacli.cli.repl import Repl
 from llamacli.cli.repl_settings import Settings
 from llamacli.plugins import Plugins
 from llamacli.sampling import SamplingParams
-from sound_cases import CASES, tone, wav, write_hearing
+from llamacli.testing.tiny_media import tone
+from sound_cases import CASES, wav, write_hearing
 
 
 @pytest.fixture

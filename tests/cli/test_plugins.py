@@ -71,9 +71,11 @@ class TestNew:
         assert result.stdout.splitlines()[-1] == f"next: pip install -e '{folder}[test]' && pytest {folder}"
         assert 'mine = "llamacli_mine"' in (folder / "pyproject.toml").read_text().replace('"mine" =', "mine =")
 
-    def test_like_a_media_encoder(self, invoke, tmp_path) -> None:
+    @pytest.mark.parametrize(("kind", "base"), [("vision", "MediaEncoder"), ("sound", "SoundEncoder")])
+    def test_like_a_media_encoder(self, kind, base, invoke, tmp_path) -> None:
         folder = tmp_path / "made"
-        invoke("plugins", "new", "mine", "--like", "vision", "--folder", folder)
+        invoke("plugins", "new", "mine", "--like", kind, "--folder", folder)
+        assert f"class Mine({base}):" in (folder / "llamacli_mine/__init__.py").read_text()
         assert '"llamacli.media"]\n"mine" = "llamacli_mine"' in (folder / "pyproject.toml").read_text()
 
     def test_from_a_model(self, invoke, model, tmp_path) -> None:
@@ -93,7 +95,7 @@ class TestCheck:
     @pytest.fixture(autouse=True)
     def few_checks(self, monkeypatch) -> None:
         """Leave out the checks that run models."""
-        for kind in (parametrize.RESULTS, parametrize.PICTURES, parametrize.PROCESSES):
+        for kind in (parametrize.RESULTS, parametrize.MEDIA, parametrize.PROCESSES):
             for name in list(kind):
                 monkeypatch.delitem(kind, name)
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sound_cases import tone, wav, write_hearing
+from llamacli.testing.tiny_media import tone
+from sound_cases import wav, write_hearing
 
 
 def test_ops_are_listed(invoke, model) -> None:

@@ -14,11 +14,12 @@ from llamacli.gguf import open_gguf
 from llamacli.media.encoder import LoadedEncoder, Tile, compile_encoder
 from llamacli.media.sound import Sound, log_mel
 from llamacli.plugins import Plugins
+from llamacli.testing.tiny_media import AUDIO, tone
 from media_cases import prompt
 from oracle.goldens import DIRECTORY, nmse, sha256
 from oracle.media import AFTER, BEFORE, N_CTX, thinned
 from oracle.sound import N_FRAMES, N_ROWS
-from sound_cases import CASES, KEYS, PEER_CASES, PEER_SOUNDS, SOUNDS, tone, wav, write_hearing
+from sound_cases import CASES, PEER_CASES, PEER_SOUNDS, SOUNDS, wav, write_hearing
 
 GOLDEN, PEER = np.load(DIRECTORY / "sound.npz"), np.load(DIRECTORY / "media.npz")
 PEER_BOUNDS = {"peer voxtral": 3e-7, "peer qwen3a": 5e-10}
@@ -60,7 +61,7 @@ def test_rows_are_those_of_transformers(tmp_path: Path, name: str, sound: str) -
 def test_frames_are_those_of_transformers(sound: str) -> None:
     samples = SOUNDS[sound]
     for name, n in (("voxtral", len(samples) + -len(samples) % 480_000), ("qwen3a", max(8000, len(samples)))):
-        mel = log_mel(np.pad(samples, (0, n - len(samples))), KEYS["num_mel_bins"])
+        mel = log_mel(np.pad(samples, (0, n - len(samples))), AUDIO["num_mel_bins"])
         np.testing.assert_allclose(mel[::N_FRAMES], GOLDEN[f"{name} {sound} mel"], atol=1e-5)
 
 

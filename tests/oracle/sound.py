@@ -15,8 +15,9 @@ import numpy as np
 
 from llamacli.gguf import GGUFFile, open_gguf
 from llamacli.quantization import dequantize
+from llamacli.testing.tiny_media import AUDIO
 from oracle.goldens import DIRECTORY, sha256
-from sound_cases import CASES, KEYS, N_CHANNELS, SOUNDS, write_hearing
+from sound_cases import CASES, N_CHANNELS, SOUNDS, write_hearing
 
 PATH = DIRECTORY / "sound.npz"
 N_FRAMES, N_ROWS = 29, 6
@@ -35,8 +36,8 @@ _NAMES = {
     **{f"a.blk.{i}.{name}": f"audio_tower.layers.{i}.{other}" for i in range(2) for name, other in _LAYER.items()},
 }  # fmt: skip
 _SIZES = {
-    "d_model": KEYS["embedding_length"], "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 64,
-    "num_mel_bins": KEYS["num_mel_bins"],
+    "d_model": AUDIO["embedding_length"], "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 64,
+    "num_mel_bins": AUDIO["num_mel_bins"],
 }  # fmt: skip
 _TEXT = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -53,7 +54,7 @@ def voxtral(samples: np.ndarray, weights: dict[str, Any]) -> tuple[np.ndarray, n
     audio = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 192, **_SIZES}
     config = VoxtralConfig(audio_config=audio | {"encoder_ffn_dim": 192}, text_config=_TEXT | {"model_type": "llama"})
     model = _loaded(VoxtralForConditionalGeneration(config), weights)
-    extract = WhisperFeatureExtractor(feature_size=KEYS["num_mel_bins"])
+    extract = WhisperFeatureExtractor(feature_size=AUDIO["num_mel_bins"])
     options = {"padding": True, "truncation": False, "pad_to_multiple_of": 480_000, "return_tensors": "pt"}
     mel = extract(samples, sampling_rate=16_000, **options).input_features
     with torch.no_grad():
@@ -72,7 +73,7 @@ def qwen3a(samples: np.ndarray, weights: dict[str, Any]) -> tuple[np.ndarray, np
     position = weights.pop("a.position_embd.weight")
     model = _loaded(Qwen3ASRForConditionalGeneration(config), weights)
     model.model.audio_tower.positional_embedding.positional_embedding.copy_(torch.from_numpy(position[:13].copy()))
-    extract = Qwen3ASRFeatureExtractor(feature_size=KEYS["num_mel_bins"])
+    extract = Qwen3ASRFeatureExtractor(feature_size=AUDIO["num_mel_bins"])
     found = extract(samples, sampling_rate=16_000, padding=True, return_attention_mask=True)
     with torch.no_grad():
         rows = model.get_audio_features(found.input_features, found.attention_mask).pooler_output

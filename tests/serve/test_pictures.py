@@ -28,11 +28,11 @@ from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.scheduler import Scheduler
 from llamacli.serve.settings import EngineSettings
-from llamacli.testing.tiny_media import drawn
+from llamacli.testing.tiny_media import drawn, tone
 from llamacli.tools.embedding import Pooling
 from media_cases import CASES, write_mmproj, write_text
 from sound_cases import CASES as HEARING
-from sound_cases import tone, wav, write_hearing
+from sound_cases import wav, write_hearing
 from suite import slow_but
 
 pytestmark = pytest.mark.medium
@@ -567,7 +567,26 @@ def text_bomb() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("make", "text"), [(bomb, "pixels"), (text_bomb, "damaged")])
+def scan_bomb() -> bytes:
+    """A JPEG whose last scan is there 3,000 times."""
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 4000), (200, 10, 10)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * 3000 + data[-2:]
+
+
+def postscript() -> bytes:
+    """An EPS file, for which Pillow would start Ghostscript."""
+    file = io.BytesIO()
+    Image.fromarray(ONE).save(file, "EPS")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(bomb, "pixels"), (text_bomb, "damaged"), (scan_bomb, "scans are more than"), (postscript, "of a known type")],
+)
 def test_bombs(shared: Served, make: Callable[[], bytes], text: str) -> None:
     data = make()
     assert len(data) < 1 << 20

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import numpy as np
 import openai
 import pytest
 
-from http_server import Served, served
+from http_server import Served, served, wait_for
 from llamacli import Model, load_model
+from llamacli.media import sound
 from llamacli.plugins import Plugins
 from llamacli.serve.engine import LocalEngine
 from llamacli.serve.models import ModelSource
 from llamacli.serve.settings import EngineSettings
-from sound_cases import CASES, tone, wav, write_hearing
+from llamacli.testing.tiny_media import tone
+from sound_cases import CASES, wav, write_hearing
 
 pytestmark = pytest.mark.medium
 
@@ -80,7 +83,10 @@ def test_chats_and_transcriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
-def test_forms_of_a_transcription(tmp_path: Path) -> None:
+def test_forms_of_a_transcription(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    decode = sound._decoded
+    monkeypatch.setattr(sound, "_decoded", lambda source, name: (decoded.append(name), decode(source, name))[1])
     with serving(tmp_path) as server:
         client = server.openai(max_retries=0)
         options: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"max_tokens": N_NEW}}
@@ -102,6 +108,7 @@ def test_forms_of_a_transcription(tmp_path: Path) -> None:
         assert translated.text == asked_too.text != whole.text
         verbose = client.audio.translations.create(response_format="verbose_json", **options)
         assert (verbose.text, verbose.language, verbose.duration) == (translated.text, "english", 0.6)
+    assert len(decoded) == 1, "its layout and its length are kept"
 
 
 def test_every_api_with_a_form_for_sound(tmp_path: Path) -> None:
@@ -127,6 +134,37 @@ def test_every_api_with_a_form_for_sound(tmp_path: Path) -> None:
         body = {"messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
         reply = server.send("/v1/messages", body)
         assert (reply.status, "'audio'" in reply.json["error"]["message"]) == (400, True)
+
+
+def test_batches(tmp_path: Path) -> None:
+    """A line hears as a request does; forms have no lines."""
+    message = {"role": "user", "content": [part(tone()), {"type": "text", "text": "What?"}]}
+    body = {"messages": [message], "max_tokens": N_NEW, "temperature": 0}
+    cut = {**body, "messages": [{**message, "content": [part("UklGRgAA")]}]}
+    path, form = "/v1/chat/completions", "/v1/audio/transcriptions"
+    lines = [
+        json.dumps({"custom_id": str(i), "method": "POST", "url": url, "body": fields})
+        for i, (url, fields) in enumerate([(path, body), (path, cut), (form, body)])
+    ]
+    with serving(tmp_path, data=tmp_path / "data") as server:
+        client, direct = server.openai(max_retries=0), asked(server, part(tone())).json
+        file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+
+        def results(name: str | None) -> list[Any]:
+            assert name is not None
+            return [json.loads(line) for line in client.files.content(name).text.splitlines()]
+
+        (answer,) = results(done.output_file_id)
+        assert answer["response"]["body"]["choices"] == direct["choices"]
+        damaged, refused = results(done.error_file_id)
+        assert damaged["response"]["body"]["error"]["code"] == "invalid_audio"
+        assert "messages[0].content[0].input_audio: " in damaged["response"]["body"]["error"]["message"]
+        assert "line 3: url: '/v1/audio/transcriptions' takes a form, lines have JSON" in refused["error"]["message"]
+        with pytest.raises(openai.BadRequestError, match="endpoint"):
+            client.batches.create(input_file_id=file.id, endpoint=form, completion_window="24h")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")

@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from gguf import GGMLQuantizationType as Type
 from llamacli.architecture import Architecture
 from llamacli.blocks.sound import N_POSITIONS, SoundConfig
 from llamacli.blocks.vision import mlp, transformer_layers
@@ -21,7 +20,8 @@ from llamacli.media.encoder import SoundEncoder
 from llamacli.media.sound import HOP, Mel, Samples, log_mel
 from llamacli.ops.activations import gelu_erf
 from llamacli.tensor_table import TensorTable, Weights
-from llamacli.testing.models import random_tensor, write_gguf
+from llamacli.testing.models import write_gguf
+from llamacli.testing.tiny_media import mmproj_contents, tone
 from llamacli_llama import Llama
 from llamacli_llama.voxtral import Voxtral
 from llamacli_qwen import Qwen3Vl
@@ -29,10 +29,8 @@ from llamacli_qwen.sound import SECOND, WINDOW, Qwen3Sound
 from media_cases import write_words
 
 N_CHANNELS = 16
-KEYS: Mapping[str, Any] = {
-    "embedding_length": 48, "attention.head_count": 3, "feed_forward_length": 64, "block_count": 2,
-    "projection_dim": 64, "attention.layer_norm_epsilon": 1e-5, "num_mel_bins": 16,
-}  # fmt: skip
+_WITHOUT = {"voxtral": [f"a.blk.{i}.attn_k.bias" for i in range(2)], "qwen3a": ["a.conv_out.bias"]}
+"""Tensors that models have not."""
 
 
 @attrs.frozen
@@ -121,33 +119,15 @@ def write_hearing(folder: Path, name: str, keys: Mapping[str, Any] | None = None
     that the tensors do not follow.
     """
     case = (CASES | PEER_CASES)[name]
-    metadata = {
-        "general.type": "mmproj", "general.name": f"tiny {name}", "clip.has_audio_encoder": True,
-        "clip.audio.projector_type" if "qwen3a" in name else "clip.projector_type": case.encoder.name,
-        **{f"clip.audio.{key}": value for key, value in {**KEYS, **case.keys, **(keys or {})}.items()},
-    }  # fmt: skip
-    config = case.encoder.configure(Metadata({"general.architecture": "clip", **metadata}, "mmproj.gguf"))
-    config = attrs.evolve(config, n_channels=N_CHANNELS)
-    tensors: dict[str, tuple[np.ndarray, Type]] = {}
-    for tensor, shape in case.encoder.tensors(config).shapes().items():
-        if tensor == "a.conv_out.bias" or (tensor.endswith("attn_k.bias") and "voxtral" in name):  # models have none
-            continue
-        array, kind = random_tensor(name, tensor, shape, "F32")
-        if tensor.startswith("a.conv2d"):
-            array = array.reshape(N_CHANNELS, -1, 3, 3) if array.ndim == 2 else array[:, None, None]
-        elif tensor.startswith("a.conv1d"):
-            array = array.reshape(config.n_embd, -1, 3) if array.ndim == 2 else array[:, None]
-        tensors[tensor] = array, kind
+    metadata, tensors = mmproj_contents(
+        case.encoder, keys={**case.keys, **(keys or {})}, seed=name, fields={"n_channels": N_CHANNELS},
+        without=_WITHOUT[name.removeprefix("peer ")],
+    )  # fmt: skip
+    if "qwen3a" in name:
+        names = {"clip.projector_type": "clip.audio.projector_type"}
+        metadata = {names.get(key, key): value for key, value in metadata.items()}
     write_gguf(folder / "mmproj-text.gguf", "clip", metadata | wrong, tensors)
     return write_words(folder / "text.gguf", case.text, case.text_keys, case.special, seed=f"sound {name}")
-
-
-def tone(seconds: float = 0.6, hertz: float = 440.0, rate: int = 16000) -> np.ndarray:
-    """A growing tone with a little noise, float32 [n]."""
-    n = int(seconds * rate)
-    times = np.arange(n) / rate
-    noise = np.random.RandomState(int(hertz)).standard_normal(n)
-    return (0.5 * np.sin(2 * np.pi * hertz * times) * times / seconds + 0.01 * noise).astype(np.float32)
 
 
 def wav(samples: np.ndarray, rate: int = 16000) -> bytes:

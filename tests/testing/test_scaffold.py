@@ -19,13 +19,14 @@ from llamacli import InvalidRequestError, ModelFormatError
 from llamacli.checkpoints import CheckpointFile, Folder
 from llamacli.gguf import open_gguf
 from llamacli.loaders import open_model_file
-from llamacli.media.encoder import MediaEncoder
+from llamacli.media.encoder import MediaEncoder, SoundEncoder
 from llamacli.testing import ConformanceError, check_shapes
 from llamacli.testing.parametrize import checks_of
 from llamacli.testing.scaffold import KINDS, Description, describe_folder, like, write_encoder_plugin, write_plugin
 from llamacli.testing.scaffold.checkpoint import Layout
 from llamacli.testing.tiny_media import write_mmproj
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_llama.voxtral import Voxtral
 
 Imported = tuple[Any, dict[str, Any], Path]
 Write = Callable[..., Imported]
@@ -85,19 +86,25 @@ def test_an_encoder_passes_all_checks(write: Write) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("source", [None, Idefics3()], ids=["like vision", "from a file"])
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("seen", None), ("seen_again", Idefics3()), ("heard", None), ("heard_again", Voxtral())],
+    ids=["like vision", "from a file", "like sound", "from a file of sound"],
+)
 def test_a_media_encoder_passes_all_checks(
-    source: MediaEncoder | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, source: MediaEncoder | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, folder = f"seen{'_again' * bool(source)}", tmp_path / "plugin"
-    file = open_gguf(write_mmproj(tmp_path / "mmproj.gguf", architecture=source)) if source else None
+    folder, hears = tmp_path / "plugin", name.startswith("heard")
+    keys = {"projector.stack_factor": 4} if hears else None
+    file = open_gguf(write_mmproj(tmp_path / "mmproj.gguf", architecture=source, keys=keys)) if source else None
     with contextlib.closing(file) if file else contextlib.nullcontext():
-        write_encoder_plugin(folder, name, file)
+        write_encoder_plugin(folder, name, file, hears=hears)
     projector = source.name if source else name
     assert f'"{projector}" = "llamacli_{name}"' in (folder / "pyproject.toml").read_text().split('"llamacli.media"]')[1]
     monkeypatch.syspath_prepend(folder)
     module, tiny = (importlib.import_module(f"llamacli_{name}{part}") for part in ("", ".tiny"))
-    encoder = getattr(module, "SeenAgain" if source else "Seen")()
+    encoder = getattr(module, name.title().replace("_", ""))()
+    assert isinstance(encoder, SoundEncoder) == hears
     names = []
     for check in checks_of(encoder, tiny.MEDIA, inert=tiny.INERT):
         if check.models():

@@ -1,22 +1,28 @@
 """Checks of media encoders: right ones pass, faults are found."""
 
 import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llamacli.blocks.sound import SoundConfig
 from llamacli.blocks.vision import VisionConfig
+from llamacli.media.encoder import MediaEncoder
 from llamacli.media.pictures import Pixels
+from llamacli.media.sound import Mel, Samples
 from llamacli.testing import ConformanceError, parametrize_with_checks
 from llamacli.testing.parametrize import Check, checks_of
 from llamacli.testing.tiny_media import write_mmproj
 from llamacli_llama.idefics3 import Idefics3
+from llamacli_qwen.sound import Qwen3Sound
 from paths import PLUGINS, add_plugin_paths
+from sound_cases import PeerQwen3Sound
 
 add_plugin_paths()
-MODULES = [importlib.import_module(path.stem) for path in sorted(PLUGINS.glob("*/tests/tiny_*_pictures.py"))]
+MODULES = [importlib.import_module(path.stem) for path in sorted(PLUGINS.glob("*/tests/tiny_*_media.py"))]
 MEDIA = {name: variant for module in MODULES for name, variant in module.MEDIA.items()}
 INERT = [pattern for module in MODULES for pattern in getattr(module, "INERT", ())]
 ENCODERS = [options["architecture"] for _, options, _ in MEDIA.values()]
@@ -28,12 +34,22 @@ def test_encoders(check: Check) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", MEDIA)
+@pytest.mark.parametrize("name", [name for name, (_, _, bound) in MEDIA.items() if bound])
 def test_embeddings_are_those_of_mtmd(name: str) -> None:
     pytest.importorskip("llama_cpp")
-    write, options, bound = MEDIA[name]
+    check_peer(*MEDIA[name])
+
+
+@pytest.mark.medium
+def test_embeddings_of_sound_are_those_of_mtmd() -> None:
+    pytest.importorskip("llama_cpp")
+    write, options, _ = MEDIA["qwen3a"]
+    check_peer(write, options | {"architecture": PeerQwen3Sound()}, 5e-10)
+
+
+def check_peer(write: Callable[..., Path], options: Mapping[str, Any], bound: float) -> None:
     (check,) = (
-        c for c in checks_of(options["architecture"], {name: (write, options, bound)}, peer=True) if c.name == "peer"
+        c for c in checks_of(options["architecture"], {"tiny": (write, options, bound)}, peer=True) if c.name == "peer"
     )
     measured = check()
     assert measured is not None
@@ -57,6 +73,13 @@ class Blind(Idefics3):
         return [np.zeros((config.image_size, config.image_size, 3), np.uint8)]
 
 
+class Deaf(Qwen3Sound):
+    """Encoder that hears silence only."""
+
+    def layout(self, samples: Samples, config: SoundConfig) -> list[str | Mel]:
+        return super().layout(np.zeros_like(samples), config)
+
+
 class Empty(Idefics3):
     """Encoder that makes text of a picture."""
 
@@ -64,7 +87,7 @@ class Empty(Idefics3):
         return ["a picture"]
 
 
-def run(encoder: Idefics3, name: str, **options: Any) -> None:
+def run(encoder: MediaEncoder, name: str, **options: Any) -> None:
     variants = {"tiny": (write_mmproj, {"architecture": encoder} | options, None)}
     (check,) = (c for c in checks_of(encoder, variants) if c.name == name and c.scope != "others")
     check()
@@ -73,14 +96,20 @@ def run(encoder: Idefics3, name: str, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Moody, "the tiles of a picture of 1 x 1 pixels do not depend on its pixels alone"),
-        (Blind, "the tiles of a picture of 1 x 1 pixels do not depend on its pixels alone"),
+        (Moody, "the tiles of a picture of 1 x 1 pixels do not depend on it alone"),
+        (Blind, "the tiles of a picture of 1 x 1 pixels do not depend on it alone"),
         (Empty, "a picture of 1 x 1 pixels has no tiles"),
     ],
 )
 def test_wrong_layouts_are_found(kind: type[Idefics3], message: str) -> None:
     with pytest.raises(ConformanceError, match=f"idefics3, variant tiny: {message}"):
         run(kind(), "layouts")
+
+
+def test_wrong_layouts_of_sound_are_found() -> None:
+    message = "qwen3a, variant tiny: the tiles of sound of 6.25e-05 s do not depend on it alone"
+    with pytest.raises(ConformanceError, match=message):
+        run(Deaf(), "layouts", fields={"n_channels": 16})
 
 
 def test_what_cancels_out_is_named() -> None:

@@ -14,6 +14,7 @@ from llamacli.chat.template import Rendering
 from llamacli.errors import ChatTemplateError, MediaError
 from llamacli.inputs import Contents, Inputs
 from llamacli.media.encoder import LoadedEncoder, Rows, Tile
+from llamacli.media.sound import Sound
 from llamacli.tokenizer import Tokenizer
 
 Layout = Sequence[str | Tile]
@@ -61,12 +62,16 @@ def with_pictures(
     text = "".join(part for part in rendering.parts if isinstance(part, str))
     for marker in pictures:
         if text.count(marker) != 1:
-            what = "repeats a picture" if marker in text else "leaves out a picture"
-            raise ChatTemplateError(f"the chat template {what}")
+            what = "repeats" if marker in text else "leaves out"
+            raise ChatTemplateError(f"the chat template {what} {_noun(encoder)}")
     parts: list[Any] = []
     for part in rendering.parts:
         parts += _divided(part, pictures, encoder, tokenizer) if isinstance(part, str) else [part]
     return attrs.evolve(rendering, parts=parts)
+
+
+def _noun(encoder: LoadedEncoder) -> str:
+    return "sound" if encoder.medium is Sound else "a picture"
 
 
 def _divided(
@@ -85,7 +90,7 @@ def _divided(
             if around:
                 raise MediaError(
                     f"the vocabulary has no token {around.strip()!r}, with which the encoder {encoder.name!r} "
-                    "surrounds pictures: it is one of another model"
+                    f"surrounds {_noun(encoder)}: it is one of another model"
                 )
     return [*parts, run[done:]] if done < len(run) else parts
 

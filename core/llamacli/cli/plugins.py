@@ -120,7 +120,10 @@ def _described(row: Mapping[str, Any]) -> Iterator[str]:
     help="GGUF file, or Hugging Face folder, whose keys and tensors are taken.",
 )
 @click.option(
-    "--like", "kind", type=click.Choice(["dense", "moe", "hybrid", "encoder", "vision"]), help="Kind of model instead."
+    "--like",
+    "kind",
+    type=click.Choice(["dense", "moe", "hybrid", "encoder", "vision", "sound"]),
+    help="Kind of model instead.",
 )
 @click.option("--folder", metavar="FOLDER", type=PATH, help="Folder to write; default: llamacli-NAME.")
 @global_options
@@ -141,8 +144,8 @@ def new(name: str, source: str | None, kind: str | None, folder: str | None) -> 
     with working("describing the model"):
         from llamacli.testing.scaffold import like, write_encoder_plugin, write_plugin
 
-        if kind == "vision":
-            written = write_encoder_plugin(target, name)
+        if kind in ("vision", "sound"):
+            written = write_encoder_plugin(target, name, hears=kind == "sound")
         elif source is not None:
             written = _write_from(target, Path(source), name)
         else:

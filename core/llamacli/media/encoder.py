@@ -34,7 +34,7 @@ from llamacli.kv import KVLayout, KVPool, KVSequence, KVType
 from llamacli.loaders import ModelFile, identity, open_model_file
 from llamacli.media.files import digest
 from llamacli.media.pictures import Picture, Pixels, unfolded
-from llamacli.media.sound import Mel, Samples, Sound
+from llamacli.media.sound import SAMPLE_RATE, Mel, Samples, Sound
 from llamacli.quantization import TensorType, dequantize
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.locking import fork_safe
@@ -266,7 +266,7 @@ class LoadedEncoder:
         self._pool = KVPool(KVLayout.of(program.states, KVType.of("f32")), f"{id_}-media")
         self._layouts: weakref.WeakKeyDictionary[Medium, list[str | Tile]] = weakref.WeakKeyDictionary()
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # the one used last is at the end
-        self._file_layouts: OrderedDict[bytes, list[str | Tile]] = OrderedDict()
+        self._file_layouts: OrderedDict[bytes, tuple[list[str | Tile], float]] = OrderedDict()
         self._lock, self._running = fork_safe(threading.RLock()), fork_safe(threading.Lock())
 
     def layout(self, medium: Medium) -> list[str | Tile]:
@@ -284,14 +284,28 @@ class LoadedEncoder:
 
         Layouts of the last files are kept, up to `LAYOUT_BYTES`, but not what was decoded. Raises MediaError.
         """
+        return self._of_file(source)[0]
+
+    def seconds_of_file(self, source: bytes) -> float:
+        """Length of the sound in a file's bytes; 0 of pictures.
+
+        Kept with the layout. Raises MediaError.
+        """
+        return self._of_file(source)[1]
+
+    def _of_file(self, source: bytes) -> tuple[list[str | Tile], float]:
         key = hashlib.blake2b(source, digest_size=32).digest()
         with self._lock:
             found = self._file_layouts.pop(key, None)
         if found is None:
-            found = self._layout(self.medium.of(source))
+            medium = self.medium.of(source)
+            found = self._layout(medium), len(medium.samples) / SAMPLE_RATE if isinstance(medium, Sound) else 0.0
         with self._lock:
             self._file_layouts[key] = found
-            while len(self._file_layouts) > 1 and sum(map(_n_bytes, self._file_layouts.values())) > LAYOUT_BYTES:
+            while (
+                len(self._file_layouts) > 1
+                and sum(_n_bytes(layout) for layout, _ in self._file_layouts.values()) > LAYOUT_BYTES
+            ):
                 self._file_layouts.popitem(last=False)
         return found
 

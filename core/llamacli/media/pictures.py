@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
@@ -29,7 +30,15 @@ MAX_BYTES = 32 << 20
 MAX_PIXELS = 1 << 26
 """Pixels of the largest picture that is decoded; a frame of it then takes 192 MiB."""
 
+FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM", "TGA")
+"""Types of files that are decoded, by Pillow's names; for EPS Pillow starts Ghostscript."""
+
+MAX_SCANS = 200
+"""Most scans of a JPEG: each is decoded over all pixels, and may have some 30 bytes of a file."""
+
 _log = logging.getLogger(__name__)
+
+_SCAN = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 
 
 @attrs.frozen(eq=False)
@@ -179,10 +188,14 @@ def _pillow() -> ModuleType | Any:
 
 
 def _decoded(pillow: Any, source: bytes, name: str) -> Pixels:
+    if (n_scans := sum(1 for _ in _SCAN.finditer(source))) > MAX_SCANS:
+        raise MediaError(f"{name}: {n_scans} scans are more than the {MAX_SCANS} of a JPEG")
+    pillow.init()
+    formats = [kind for kind in FORMATS if kind in pillow.OPEN]  # of AVIF not all versions have the code
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow: its own, smaller limits, and odd metadata
-            with pillow.open(io.BytesIO(source)) as image:
+            with pillow.open(io.BytesIO(source), formats=formats) as image:
                 _expect_size(image.size, name)
                 if getattr(image, "is_animated", False):
                     _log.warning("%s: %s has several frames: the first one is taken", name, image.format)

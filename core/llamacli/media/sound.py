@@ -61,7 +61,7 @@ class Sound:
     def of(cls, given: object) -> Sound:
         """Sound of a file, its bytes, or an array.
 
-        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need the package soundfile. Channels are
+        WAV files have PCM of 8 to 32 bits or floats; FLAC, Ogg and MP3 need soundfile, the extra `audio`. Channels are
         averaged, other rates resampled. Arrays are floats [n] at `SAMPLE_RATE`. Raises MediaError for a file that
         cannot be read, is cut or of another type, one beyond `MAX_BYTES`, `MAX_SECONDS` or `MAX_SAMPLES`, and for
         anything else.
@@ -71,7 +71,7 @@ class Sound:
         if isinstance(given, np.ndarray):
             if given.ndim != 1 or given.dtype.kind != "f":
                 raise MediaError(f"an array of sound is floats [n], not {given.dtype} {list(given.shape)}")
-            samples = _checked(given.astype(np.float32), SAMPLE_RATE, "the array")
+            samples = _checked(_float32(given), SAMPLE_RATE, "the array")
             return cls(samples, _wav(samples))
         name, source = read_media(given, MAX_BYTES, "sound", "a path, bytes of a file or an array")
         return cls(_decoded(source, name), source)
@@ -166,7 +166,7 @@ def _decoded_by_soundfile(source: bytes, name: str) -> Samples:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without the library libsndfile
         raise MediaError(
-            f"{name} is no WAV file; other types need soundfile: pip install soundfile ({error})"
+            f"{name} is no WAV file; other types need soundfile: pip install 'llamacli[audio]' ({error})"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(source)) as file:
@@ -220,6 +220,11 @@ def _checked(samples: Samples, rate: int, name: str) -> Samples:
     return samples
 
 
+def _float32(samples: npt.NDArray[Any]) -> Samples:
+    with np.errstate(over="ignore"):  # what is not finite is refused
+        return samples.astype(np.float32)
+
+
 def _pcm24(data: bytes) -> Samples:
     parts = np.frombuffer(data, np.uint8).reshape(-1, 3).astype(np.int32)
     whole = parts[:, 0] << 8 | parts[:, 1] << 16 | parts[:, 2] << 24
@@ -232,7 +237,7 @@ _READERS: dict[tuple[int, int], Callable[[bytes], npt.NDArray[Any]]] = {
     (_PCM, 24): _pcm24,
     (_PCM, 32): lambda data: (np.frombuffer(data, "<i4") / np.float64(1 << 31)).astype(np.float32),
     (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4"),
-    (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
+    (_FLOAT, 64): lambda data: _float32(np.frombuffer(data, "<f8")),
 }
 
 

@@ -41,7 +41,7 @@ RESULTS: dict[str, CheckFunction] = {
 }
 """Checks that run a model: the first variant, and the others of other structure."""
 
-PICTURES: dict[str, CheckFunction] = {
+MEDIA: dict[str, CheckFunction] = {
     "layouts": result_checks.check_layouts,
     **{name: RESULTS[name] for name in ("parameters", "threads", *(f"mode_{mode.value}" for mode in QuantMode))},
 }
@@ -108,7 +108,7 @@ def checks_of(
     With `peer`, results are compared with llama.cpp's too; with models of `transformers`, with theirs.
     """
     family = Family(architecture, variants, inert, unread)
-    results = PICTURES if isinstance(architecture, MediaEncoder) else RESULTS
+    results = MEDIA if isinstance(architecture, MediaEncoder) else RESULTS
     return [
         *_transformers(architecture, transformers),
         Check("tables", family, checks.check_tables, "all"),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llamacli.testing.models import write_model
 from llamacli.testing.peer import Peer, errors_of_log, eval_callback, in_process, reason_of, write_arrays
-from llamacli.testing.tiny_media import drawn
+from llamacli.testing.tiny_media import made
 from llamacli.testing.vocabularies import vocabulary_size
 
 Rows = npt.NDArray[np.float32]
@@ -125,19 +125,19 @@ def write_reader(path: Path, n_embd: int) -> Path:
     return write_model(path, "llama", prefixed, shapes, tokenizer="spm", seed="reader")
 
 
-def run_peer_encoder(model: Path, mmproj: Path, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Rows]:
-    """Embeddings of pictures by mtmd, in a process of its own.
+def run_peer_encoder(model: Path, mmproj: Path, sizes: Mapping[str, tuple[int, int] | float]) -> dict[str, Rows]:
+    """Embeddings of media by mtmd, in a process of its own.
 
-    The pictures are those of `drawn`, by name.
+    They are those that `made` makes of sizes, by name.
     `model` is a language model with embeddings as wide as the encoder's. Raises ImportError without llama-cpp-python,
     OSError with the reason for a file that mtmd refuses.
     """
     return in_process("llamacli.testing.peer_media", [str(model), str(mmproj), dict(sizes)])
 
 
-def _run(model: str, mmproj: str, sizes: dict[str, tuple[int, int]]) -> dict[str, Rows]:
+def _run(model: str, mmproj: str, sizes: dict[str, list[int] | float]) -> dict[str, Rows]:
     with Peer(Path(model), 256) as peer, PeerEncoder(peer, Path(mmproj)) as encoder:
-        return {name: encoder.encode(drawn(*size)) for name, size in sizes.items()}
+        return {name: encoder.encode(made(size)) for name, size in sizes.items()}
 
 
 if __name__ == "__main__":

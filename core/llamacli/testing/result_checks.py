@@ -23,7 +23,7 @@ from llamacli.generation.stream import eval_batch
 from llamacli.graph import Tensor
 from llamacli.kv import KV_TYPES, KVLayout, KVPool, KVSequence
 from llamacli.media.encoder import Tile
-from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.model import Model
 from llamacli.ops.run import Run
 from llamacli.quantization import TensorType
@@ -35,7 +35,7 @@ from llamacli.testing.hugging_face import HuggingFaceModel
 from llamacli.testing.peer import run_peer
 from llamacli.testing.peer_media import run_peer_encoder, write_reader
 from llamacli.testing.tiny import TinyEncoder, TinyModel, rounded_types, write_float32
-from llamacli.testing.tiny_media import PICTURES, drawn
+from llamacli.testing.tiny_media import made, sizes_of
 
 Logits = npt.NDArray[np.float32]
 
@@ -100,7 +100,7 @@ def _encoded(model: Model, texts: list[list[int]]) -> list[Logits]:
 
 
 def _rows(tiny: TinyModel, tokens: list[int] | None = None, mode: str = "fp32", **load: Any) -> Logits:
-    """Rows of tokens, by default of `_tokens`, or of pictures."""
+    """Rows of tokens, by default of `_tokens`, or of pictures or sounds."""
     if isinstance(tiny, TinyEncoder):
         return tiny.rows(mode, **load)
     tokens = _tokens(tiny) if tokens is None else tokens
@@ -382,12 +382,12 @@ def check_peer(tiny: TinyModel) -> None:
 
 
 def _check_peer_encoder(tiny: TinyEncoder, bound: float) -> None:
-    """Compare embeddings of pictures with those of llama.cpp's mtmd."""
+    """Compare embeddings of pictures or sounds with those of llama.cpp's mtmd."""
     types = rounded_types(tiny.path)
     try:
         with tempfile.TemporaryDirectory(prefix="llamacli-reader-") as folder:
             reader = write_reader(Path(folder) / "reader.gguf", tiny.recorded()[3].ops[-1].out.width)
-            rows = run_peer_encoder(reader, tiny.path, PICTURES)
+            rows = run_peer_encoder(reader, tiny.path, sizes_of(tiny.encoder))
     except OSError as error:
         raise ConformanceError(f"{tiny}: {error}") from error
     expected, mode = np.concatenate([*rows.values()]), QuantMode.AUTO if types else QuantMode.FP32
@@ -400,29 +400,32 @@ def _check_peer_encoder(tiny: TinyEncoder, bound: float) -> None:
 LAYOUTS = ((1, 1), (2, 3), (1, 90), (90, 1), (33, 47), (640, 480))
 """Widths and heights of pictures that an encoder divides, or refuses."""
 
+SOUND_LAYOUTS = (1 / 16_000, 0.01, 0.5, 1.003, 9.7)
+"""Seconds of sounds that an encoder divides, or refuses."""
+
 
 def check_layouts(tiny: TinyModel) -> None:
-    """Layouts: pictures of all sizes are divided into tiles, or refused.
+    """Layouts: media of all sizes are divided into tiles, or refused.
 
-    Equal pictures have equal content keys, other ones others; each tile has as many embeddings as keys.
+    Equal ones have equal content keys, other ones others; each tile has as many embeddings as keys.
     """
     assert isinstance(tiny, TinyEncoder)
     with closing(tiny.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
-        for width, height in LAYOUTS:
+        for size in SOUND_LAYOUTS if loaded.medium is Sound else LAYOUTS:
             try:
-                one, again, other = (loaded.layout(Picture.of(drawn(width, height, seed))) for seed in (0, 0, 1))
+                one, again, other = (loaded.layout(loaded.medium.of(made(size, seed))) for seed in (0, 0, 1))
             except MediaError:
                 continue
             found, same, others = (
                 [part for part in layout if isinstance(part, Tile)] for layout in (one, again, other)
             )
-            picture = f"a picture of {width} x {height} pixels"
+            what = f"a picture of {size[0]} x {size[1]} pixels" if isinstance(size, tuple) else f"sound of {size:g} s"
             if not found:
-                raise ConformanceError(f"{tiny}: {picture} has no tiles")
+                raise ConformanceError(f"{tiny}: {what} has no tiles")
             if [tile.ids for tile in found] != [tile.ids for tile in same] or found[0] == others[0]:
-                raise ConformanceError(f"{tiny}: the tiles of {picture} do not depend on its pixels alone")
+                raise ConformanceError(f"{tiny}: the tiles of {what} do not depend on it alone")
             if len(rows := loaded.encode(found[0])) != len(found[0].ids):
-                raise ConformanceError(f"{tiny}: {picture}: {len(rows)} embeddings, {len(found[0].ids)} expected")
+                raise ConformanceError(f"{tiny}: {what}: {len(rows)} embeddings, {len(found[0].ids)} expected")
 
 
 def transformers_check(models: Mapping[str, tuple[HuggingFaceModel, int]]) -> Callable[[TinyModel], None]:

@@ -35,7 +35,7 @@ from llamacli.plugins import Plugins
 from llamacli.quantization.tensor_types import TensorType, nbytes
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.testing.models import write_model
-from llamacli.testing.tiny_media import PICTURES, Rows, drawn, embeddings, write_mmproj
+from llamacli.testing.tiny_media import Rows, embeddings, made, sizes_of, write_mmproj
 from llamacli.testing.vocabularies import vocabulary, vocabulary_size
 
 Variant = tuple[Callable[..., Path], Mapping[str, Any], float | None]
@@ -212,16 +212,19 @@ class TinyEncoder(TinyModel):
         return compile_encoder(self.encoder, self._source, mode, engine)
 
     def rows(self, mode: str = "fp32", *, threads: int = 1, reference: bool = False) -> Rows:
-        """Embeddings of all `PICTURES`, float32 [n, width]."""
+        """Embeddings of all pictures or sounds of `sizes_of`, float32 [n, width]."""
         engine = ReferenceEngine() if reference else NativeEngine(threads)
         with closing(self.load_encoder(QuantMode(mode), engine)) as loaded:
-            return embeddings(loaded, (drawn(*size) for size in PICTURES.values()))
+            return self._embeddings(loaded)
 
     def rows_of(self, program: Program) -> Rows:
-        """Embeddings of all `PICTURES` by another program of the graph."""
+        """Embeddings of the same by another program of the graph."""
         with closing(self.load_encoder(QuantMode.FP32, ReferenceEngine())) as loaded:
             loaded._program = program
-            return embeddings(loaded, (drawn(*size) for size in PICTURES.values()))
+            return self._embeddings(loaded)
+
+    def _embeddings(self, loaded: LoadedEncoder) -> Rows:
+        return embeddings(loaded, map(made, sizes_of(self.encoder).values()))
 
 
 _EXACT = (TensorType.F32, TensorType.F64, TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64)

@@ -20,7 +20,9 @@ from llamacli.chat.media import marked, media_inputs, prompt_of_pictures, with_p
 from llamacli.chat.template import Rendering
 from llamacli.hub.demo import demo_path
 from llamacli.inputs import Contents, Inputs
+from llamacli.media.encoder import Medium
 from llamacli.media.pictures import Picture
+from llamacli.media.sound import Sound
 from llamacli.sampling import SamplingParams
 from llamacli.serve.compilers import Compilers
 from llamacli.serve.errors import BadRequestError, InternalError, PromptTooLongError
@@ -33,9 +35,10 @@ from llamacli.serve.ray.replica import Replica, expect_version, file_digest
 from llamacli.serve.ray.tokenizing import load_unweighted
 from llamacli.serve.requests import Done, Event, Failed, GenerationRequest, TextDelta
 from llamacli.serve.settings import EngineSettings
-from llamacli.testing.tiny_media import drawn
+from llamacli.testing.tiny_media import drawn, tone
 from media_cases import write_mmproj, write_text
 from sessions import LONG
+from sound_cases import write_hearing
 
 
 def setup_of(identity: str) -> Setup:
@@ -80,15 +83,19 @@ def test_prompts_of_embeddings(replica: Replica) -> None:
     assert "".join(event.text for event in found if isinstance(event, TextDelta)) == text
 
 
-def test_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("medium", [Picture.of(drawn(40, 30)), Sound.of(tone())], ids=["picture", "sound"])
+def test_media(medium: Medium, tmp_path: Path) -> None:
     """Replicas encode the tiles that come with a request."""
-    text = write_text(tmp_path / "text.gguf", "gemma3")
-    mmproj = write_mmproj(tmp_path / "eyes.gguf", "gemma3")
-    messages, shown = marked([{"role": "user", "content": [Picture.of(drawn(40, 30)), "What?"]}])
+    if isinstance(medium, Picture):
+        text = write_text(tmp_path / "text.gguf", "gemma3")
+        mmproj = write_mmproj(tmp_path / "mmproj-text.gguf", "gemma3")
+    else:
+        text, mmproj = write_hearing(tmp_path, "qwen3a"), tmp_path / "mmproj-text.gguf"
+    messages, shown = marked([{"role": "user", "content": [medium, "What?"]}])
 
     def rendered(model: Model) -> Rendering:
         encoder = model.media_encoder()
-        layouts = {marker: encoder.layout(picture) for marker, picture in shown.items()}
+        layouts = {marker: encoder.layout(one) for marker, one in shown.items()}
         return with_pictures(model.create_chat_codec().render(messages), layouts, encoder, model.tokenizer)
 
     with load_model(text, "fp32", mmproj=mmproj, threads=1) as model:
@@ -107,10 +114,11 @@ def test_pictures(tmp_path: Path) -> None:
         one = request(model="see", prompts=(tuple(ids),), contents=contents, tiles=tiles, max_tokens=6, params=params)
         found = events(asyncio.run(answers(replica, pickle.loads(pickle.dumps(one)))))
         assert "".join(event.text for event in found if isinstance(event, TextDelta)) == expected
-        assert asyncio.run(replica.describe(Route()))[0].sees
+        info = asyncio.run(replica.describe(Route()))[0]
+        assert (info.sees, info.hears) == (isinstance(medium, Picture), isinstance(medium, Sound))
     finally:
         replica.close()
-    with pytest.raises(MismatchError, match=r"eyes\.gguf: this node has another encoder than the ingress"):
+    with pytest.raises(MismatchError, match=r"mmproj-text\.gguf: this node has another encoder than the ingress"):
         Replica(attrs.evolve(setup, mmproj=(str(mmproj), "0" * 64)), "r2")
 
 

@@ -70,6 +70,9 @@ def parse_line(number: int, data: bytes, endpoint: str | None, longest: int) -> 
     if fields.get("method", "POST") != "POST":
         raise BadRequestError(f"line {number}: method: it is not POST", "method")
     if path not in ENDPOINTS or endpoint not in (None, path):
+        if str(path).startswith("/v1/audio/"):
+            reason = "takes a form, lines have JSON; /v1/chat/completions takes input_audio"
+            raise BadRequestError(f"line {number}: url: {path!a} {reason}", "url")
         allowed = ", ".join(ENDPOINTS) if endpoint is None else endpoint
         raise BadRequestError(f"line {number}: url: {path!a} is not {allowed}", "url")
     if not isinstance(body, dict):

@@ -75,7 +75,7 @@ class Setup:
     - `cpus`: CPUs of each replica. `replicas`: how many there are, from and to.
     - `shutdown_timeout`: seconds that running requests have when a replica ends.
     - `mtp`: true to draft with the model's multi-token-prediction head.
-    - `mmproj`: file of the encoder of pictures with its SHA-256, None without one.
+    - `mmproj`: file of the media encoder with its SHA-256, None without one.
     """
 
     identity: str

@@ -52,7 +52,7 @@ def load_unweighted(
 ) -> Model:
     """Load a model without its weights; raises what `load_model` raises.
 
-    So is its encoder of pictures, which cuts pictures into tiles, and encodes none.
+    So is its media encoder, which cuts pictures and sound into tiles, and encodes none.
     """
     return load_model(path, mode, engine=UnweightedEngine(), overrides=overrides, mmproj=mmproj)
 

@@ -40,15 +40,15 @@ def write_plugin(
     return _write(folder, name, lambda module: _contents(name, module, description, from_file, layout))
 
 
-def write_encoder_plugin(folder: Path, name: str, file: ModelFile | None = None) -> list[Path]:
+def write_encoder_plugin(folder: Path, name: str, file: ModelFile | None = None, *, hears: bool = False) -> list[Path]:
     """Write the distribution of a media encoder into a new folder.
 
     Returns its files.
-    From an open mmproj file it has the fields of VisionConfig and the tensors of the projector that the file shows;
-    else `name` is its `clip.projector_type` too. Raises what `write_plugin` raises, and ModelFormatError for another
-    file.
+    From an open mmproj file it has the fields of the configuration and the tensors of the projector that the file
+    shows; else `name` is its `clip.projector_type` too, and with `hears` it is an encoder of sound. Raises what
+    `write_plugin` raises, and ModelFormatError for another file.
     """
-    return _write(folder, name, lambda module: _encoder_contents(name, module, file))
+    return _write(folder, name, lambda module: _encoder_contents(name, module, file, hears=hears))
 
 
 def _write(folder: Path, name: str, contents: Callable[[str], dict[str, str]]) -> list[Path]:
@@ -69,51 +69,100 @@ def _write(folder: Path, name: str, contents: Callable[[str], dict[str, str]]) -
     return written
 
 
-def _encoder_contents(name: str, module: str, file: ModelFile | None) -> dict[str, str]:
+def _encoder_contents(name: str, module: str, file: ModelFile | None, *, hears: bool) -> dict[str, str]:
     class_name = _class_name(module)
+    if file:
+        hears = "clip.audio.embedding_length" in file.metadata and "clip.vision.embedding_length" not in file.metadata
     values = {
         "name": name, "module": module, "architecture": projector_of(file.metadata) if file else name,
         "class_name": class_name, "inert": _INERT, "options": ", inert=INERT", "names": "INERT, MEDIA",
         "variants": "MEDIA", "kind": "Media encoder", "group": "llamacli.media",
     }  # fmt: skip
-    values |= _of_encoder(file.metadata, {key: info.shape for key, info in file.tensors.items()}) if file else _SIGLIP
+    values |= _SOUND if hears else _PICTURES
+    if file:
+        values |= _of_encoder(file.metadata, {key: info.shape for key, info in file.tensors.items()}, hears=hears)
     files = _files(module, values, "media.py", "media_tiny.py", "media_README.md")
     init = f"llamacli_{module}/__init__.py"
-    return files | {init: _without_unused(files[init], "gelu", "mlp")}
+    return files | {init: _without_unused(files[init], *_IMPORTED)}
 
 
-_SIGLIP = {
+_IMPORTED = (
+    "SAMPLE_RATE", "MediaEncoder", "Mel", "Pixels", "Samples", "SoundConfig", "SoundEncoder", "VisionConfig", "gelu",
+    "log_mel", "mlp", "resized", "vision_tensors", "vision_tower", "whisper", "whisper_tensors",
+)  # fmt: skip
+"""Names that only some encoders import."""
+
+_PICTURES = {
+    "title": "Pictures", "base": "MediaEncoder", "config": "VisionConfig", "like": "SigLIP", "numpy": "",
+    "attributes": "", "tower": "vision_tower", "tower_tensors": "vision_tensors", "prefix": "clip.vision",
+    "points": "norms, gates, positions, RoPE, windows, a class token",
+    "medium": "a picture", "lengths": "the sizes that it is resized to", "option": "--image",
+    "layout": '''\
+    def layout(self, pixels: Pixels, config: VisionConfig) -> list[str | Pixels]:
+        """The picture in a square, between two tokens."""
+        # Left to do: the tokens of this model; how it resizes pictures, and divides large ones into tiles
+        square = resized(pixels, config.image_size, config.image_size, "bicubic")
+        return ["<image>", square, "</image>"]
+''',
     "fields": "n_merge=2",
     "projector": """\
         table.add("mm.0", config.n_embd_text, width, bias=True)
         table.add("mm.2", config.n_embd_text, config.n_embd_text, bias=True)""",
     "result": "mlp(g, x, weights.mm_0, weights.mm_2, gelu)",
     "keys": '{"projector.scale_factor": 2}',
-}
+}  # fmt: skip
+
+_STACK = 'n_merge=metadata.get_int("clip.audio.projector.stack_factor", minimum=1)'
+
+_SOUND = {
+    "title": "Sound", "base": "SoundEncoder", "config": "SoundConfig", "like": "Whisper's",
+    "numpy": "import numpy as np\n\n", "tower": "whisper", "tower_tensors": "whisper_tensors", "prefix": "clip.audio",
+    "attributes": '    convolutions = ("a.conv1d.1.weight", "a.conv1d.2.weight")\n',
+    "points": "norms, gates, RoPE, windows, the most patches of a tile; other convolutions than Whisper's",
+    "medium": "sound", "lengths": "the length that it is filled up to with silence", "option": "--audio",
+    "layout": '''\
+    def layout(self, samples: Samples, config: SoundConfig) -> list[str | Mel]:
+        """The sound, filled up with silence to whole tokens, between two tokens."""
+        # Left to do: the tokens of this model; the length that sound is filled up to, such as 30 seconds
+        token = self.n_frames * config.n_merge
+        mel = log_mel(np.pad(samples, (0, -len(samples) % (token * SAMPLE_RATE // 100))), config.n_mel)
+        window = config.max_patches // config.n_merge * token
+        return ["<audio>", *(mel[i : i + window] for i in range(0, len(mel), window)), "</audio>"]
+''',
+    "fields": _STACK,
+    "projector": """\
+        table.add("mm.a.mlp.1", config.n_embd_text, width, bias=True)
+        table.add("mm.a.mlp.2", config.n_embd_text, config.n_embd_text, bias=True)""",
+    "result": "mlp(g, x, weights.mm_a_mlp_1, weights.mm_a_mlp_2, gelu)",
+    "keys": '{"projector.stack_factor": 2}',
+}  # fmt: skip
 
 
-def _of_encoder(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+def _of_encoder(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], *, hears: bool) -> dict[str, str]:
     """Parts of the template that a mmproj file tells."""
-    n_merge, found = metadata.get_int("clip.vision.projector.scale_factor", 1), dict[str, str]()
-    key = "projector.scale_factor"
-    if "clip.vision.spatial_merge_size" in metadata:
-        key, found["merge_key"] = "spatial_merge_size", '"spatial_merge_size"'
-        n_merge = metadata.get_int(f"clip.vision.{key}")
+    prefix, key = ("clip.audio", "projector.stack_factor") if hears else ("clip.vision", "projector.scale_factor")
+    if f"{prefix}.spatial_merge_size" in metadata:
+        key = "spatial_merge_size"
+    n_merge = metadata.get_int(f"{prefix}.{key}", 1)
+    layer = "a.blk.0" if hears else "v.blk.0"
     shown = {
+        "n_merge": _STACK.partition("=")[2] if hears and f"{prefix}.{key}" in metadata else str(n_merge),
+        "merge_key": f'"{key}"' if key == "spatial_merge_size" else "",
         "n_frames": "2" if "v.patch_embd.weight.1" in shapes else "",
-        "rms": "" if "v.blk.0.ln1.bias" in shapes else "True",
-        "gated": "True" if "v.blk.0.ffn_gate.weight" in shapes else "",
-        "positions": "" if "v.position_embd.weight" in shapes else '""',
+        "rms": "" if f"{layer}.ln1.bias" in shapes else "True",
+        "gated": "True" if f"{layer}.ffn_gate.weight" in shapes else "",
+        "positions": "" if hears or "v.position_embd.weight" in shapes else '""',
         "class_token": '"dropped"' if "v.class_embd" in shapes else "",
-        "qk_norm": '"head"' if "v.blk.0.attn_q_norm.weight" in shapes else "",
-        "layer_scale": "True" if "v.blk.0.ls1.weight" in shapes else "",
-        "post_norms": "True" if "v.blk.0.attn_post_norm.weight" in shapes else "",
+        "qk_norm": '"head"' if f"{layer}.attn_q_norm.weight" in shapes else "",
+        "layer_scale": "True" if f"{layer}.ls1.weight" in shapes else "",
+        "post_norms": "True" if f"{layer}.attn_post_norm.weight" in shapes else "",
     }
-    found |= {field: value for field, value in shown.items() if value}
-    n_embd, n_text = (metadata.get_int(f"clip.vision.{key}") for key in ("embedding_length", "projection_dim"))
-    sizes = {n_embd * n_merge**2: "width", n_embd: "config.n_embd", n_text: "config.n_embd_text"}
+    found = {field: value for field, value in shown.items() if value}
+    n_embd, n_text = (metadata.get_int(f"{prefix}.{key}") for key in ("embedding_length", "projection_dim"))
+    n_merged = n_merge if hears else n_merge**2
+    sizes = {n_embd * n_merged: "width", n_embd: "config.n_embd", n_text: "config.n_embd_text"}
     table, matrices = [], []
-    for tensor in sorted(name for name in shapes if name.startswith("mm.") and not name.startswith("mm.a.")):
+    for tensor in sorted(name for name in shapes if name.startswith("mm.") and name.startswith("mm.a.") == hears):
         stem, _, kind = tensor.rpartition(".")
         numbers = ", ".join(sizes.get(size, str(size)) for size in shapes[tensor])
         if kind == "weight":
@@ -124,10 +173,10 @@ def _of_encoder(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> di
     result = {1: "g.linear(x, {})", 2: "mlp(g, x, {}, gelu)"}.get(len(matrices), "x")
     left = "" if result != "x" and len(table) == len(matrices) else "  # Left to do: the projector"
     return {
-        "fields": ", ".join([f"n_merge={n_merge}", *(f"{field}={value}" for field, value in found.items())]),
+        "fields": ", ".join(f"{field}={value}" for field, value in found.items()),
         "projector": "\n".join(f"        {line}" for line in table),
         "result": result.format(", ".join(matrices)) + left,
-        "keys": f'{{"{key}": {n_merge}}}',
+        "keys": f'{{"{key}": {n_merge}}}' if not hears or f"{prefix}.{key}" in metadata else "{}",
     }
 
 

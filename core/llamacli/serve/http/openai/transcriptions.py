@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from llamacli.media.sound import MAX_BYTES, SAMPLE_RATE, Sound
+from llamacli.media.sound import MAX_BYTES
 from llamacli.serve.errors import BadRequestError, BodyTooLargeError
 from llamacli.serve.http.call import Call
 from llamacli.serve.http.errors import openai_body
@@ -104,7 +104,7 @@ async def _answer(call: Call, request: SpeechRequest, data: bytes, prompt: str, 
         )
     if request.stream and kind == "verbose_json":
         raise BadRequestError("stream: not with verbose_json, which is one object", "stream", "unsupported_value")
-    info, _model = await call.model(request.model)
+    info, model = await call.model(request.model)
     if not info.hears:
         raise BadRequestError("file: not supported, this model has no encoder of sound", "file", "unsupported_content")
     parts: list[ContentPart] = [
@@ -125,7 +125,7 @@ async def _answer(call: Call, request: SpeechRequest, data: bytes, prompt: str, 
     elif kind == "json":
         await call.respond({"text": text, "usage": _usage(reply.usage)})
     else:
-        seconds = len((await in_thread(call, Sound.of, data)).samples) / SAMPLE_RATE
+        seconds = await in_thread(call, model.media_encoder().seconds_of_file, data)
         usage = {"type": "duration", "seconds": seconds}
         await call.respond({**about, "duration": seconds, "text": text, "usage": usage})
 

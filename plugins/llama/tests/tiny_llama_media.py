@@ -5,6 +5,7 @@ from llamacli_llama.idefics3 import Idefics3
 from llamacli_llama.internvl import InternVl
 from llamacli_llama.llava import Llava
 from llamacli_llama.pixtral import Pixtral
+from llamacli_llama.voxtral import Voxtral
 
 _NO_SCALE = {"projector.scale_factor": None}
 _NORMS = [f"v.blk.{i}.attn_{name}_norm.weight" for i in range(2) for name in "qk"]
@@ -26,6 +27,15 @@ MEDIA = {
         write_mmproj,
         {"architecture": Pixtral(), "keys": {"spatial_merge_size": 2} | _NO_SCALE, "gelu": False, "silu": True},
         2e-7,
+    ),
+    "voxtral": (  # llama.cpp computes something else: docs/audio.md
+        write_mmproj,
+        {
+            "architecture": Voxtral(),
+            "keys": {"projector.stack_factor": 4, "block_count": 1},
+            "without": ["a.blk.0.attn_k.bias"],
+        },
+        None,
     ),
 }
 INERT = ["idefics3:*.attn_k.bias", "internvl:*.attn_k.bias", "llava:*.attn_k.bias"]

@@ -1,6 +1,7 @@
 """Tiny media encoders: writer, options, bound of the NMSE against llama.cpp."""
 
 from llamacli.testing import write_mmproj
+from llamacli_qwen.sound import Qwen3Sound
 from llamacli_qwen.vision import Qwen2Vision, Qwen3Vision, Qwen25Vision
 
 _NO_SCALE = {"projector.scale_factor": None}
@@ -37,4 +38,11 @@ MEDIA = {
         },
         2e-7,
     ),
+    "qwen3a": (  # llama.cpp divides sound in another way: docs/audio.md
+        write_mmproj,
+        {"architecture": Qwen3Sound(), "fields": {"n_channels": 16}, "without": ["a.conv_out.bias"]},
+        None,
+    ),
 }
+INERT = ["qwen3a:*.attn_k.bias"]
+"""Biases of keys, which cancel out in softmax where there is no RoPE."""
