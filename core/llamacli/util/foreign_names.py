@@ -75,7 +75,7 @@ def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 
 def missing_method(kind: str, name: str) -> str:
     """Text of an AttributeError; for a method of llama-cpp-python's it names ours."""
-    ours = f": here it is {_METHODS[name]}; a class of llamacli.compat.llama_cpp has it" if name in _METHODS else ""
+    ours = f": here it is {_METHODS[name]}" if name in _METHODS else ""
     return f"{kind!r} object has no attribute {name!r}{ours}"
 
 
