@@ -34,7 +34,7 @@ PHRASES = (
 )
 _PHRASE = re.compile(rf"\b(?:{'|'.join(map(re.escape, PHRASES))})\b", re.IGNORECASE)
 _PRONOUNS = re.compile(r"\b(?:those|that of|such(?! as)|what)\b", re.IGNORECASE)
-PRONOUNS_IN_DOCSTRINGS, PRONOUNS_ON_PAGES = 65, 41
+PRONOUNS_IN_DOCSTRINGS, PRONOUNS_ON_PAGES = 65, 37
 """Limits of pronouns that stand for a noun of another sentence, in 10,000 words; lower them as texts improve."""
 _CODE = re.compile(r"(`+).+?\1")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

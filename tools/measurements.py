@@ -14,6 +14,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "speeds.svg"
 CHARTED = "compare-xeon"
 
+BY_CPU = "compare-zen3", "compare-zen4", "compare-zen5", "compare-xeon"
+_BY_CPU = re.compile(r"(<!-- Table by CPU family. -->\n).*?(<!-- End of the table. -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- Table of ([\w-]+)\.json -->\n).*?(<!-- End of the table. -->)", re.DOTALL)
 
 _MEASUREMENTS = """\
@@ -54,11 +56,23 @@ def table(found: dict[str, Any]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
+def by_cpu() -> dict[str, Any]:
+    """Comparisons side by side: tokens per second, and the ratio in brackets."""
+    found = [{row.task: f"{row.ours:g} ({row.ratio:.1f})" for row in speeds(name)} for name in BY_CPU]
+    families = [result(name)["machine"].partition(")")[0] + ")" for name in BY_CPU]
+    tasks = sorted(dict.fromkeys(speed.task for name in reversed(BY_CPU) for speed in speeds(name)), key=_kind)
+    return {"columns": ["task", *families], "rows": [[task, *(one.get(task, "") for one in found)] for task in tasks]}
+
+
+def _kind(task: str) -> str:
+    return task.partition(",")[0]
+
+
 def filled(page: str) -> str:
     """Page of docs/ with the tables of now between its marks."""
-    return _BLOCK.sub(
-        lambda mark: mark[1] + table(result(mark[2])) + mark[3], (ROOT / "docs" / page).read_text("utf-8")
-    )
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    text = _BY_CPU.sub(lambda mark: mark[1] + table(by_cpu()) + mark[2], text)
+    return _BLOCK.sub(lambda mark: mark[1] + table(result(mark[2])) + mark[3], text)
 
 
 def measurements_page() -> str:

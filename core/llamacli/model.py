@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from llamacli.architecture import (
     Architecture,
@@ -57,7 +57,7 @@ from llamacli.quantization import TensorType
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.util.asynchronous import in_threads
-from llamacli.util.foreign_names import explain_names
+from llamacli.util.foreign_names import explain_names, missing_method
 from llamacli.util.locking import fork_safe
 from llamacli.util.numbers import is_integer
 
@@ -116,7 +116,14 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
         self._media: LoadedEncoder | None = None
         self._media_lock = fork_safe(threading.Lock())
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError, which names ours for methods of llama-cpp-python."""
+            raise AttributeError(missing_method(type(self).__name__, name), name=name, obj=self)
+
     @classmethod
+    @explain_names
     def from_pretrained(cls, name: str, mode: str | QuantMode = QuantMode.AUTO, **options: Any) -> Model:
         """Load a model of the Hugging Face hub, downloaded unless cached.
 

@@ -313,8 +313,8 @@ class Plugins:
         """
         self.load_group(GENERAL)
         general = {entry.module for entry in self._entry_points if entry.group == GENERAL}
-        sharing = {_origin(entry)[0] for entry in self._entry_points if entry.dist and entry.module in self._brings}
-        self._load_all(entry for entry in self._entry_points if entry.dist and _origin(entry)[0] in sharing)
+        sharing = {entry.dist for entry in self._entry_points if entry.dist and entry.module in self._brings}
+        self._load_all(entry for entry in self._entry_points if entry.dist in sharing)
         modules = sorted(self._brings, key=lambda module: module not in general)
         return [fmt for module in modules for fmt in self._brings[module]["chat formats"]]
 

@@ -1,10 +1,12 @@
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
 
-from llamacli import InvalidRequestError, Message, SamplingParams, load_model
+from llamacli import ChatSession, InvalidRequestError, Message, SamplingParams, load_model
 from llamacli.chat.functions import call, describe, described, shortened
 from llamacli.chat.messages import ToolCall
 from llamacli.hub.demo import demo_path
@@ -161,6 +163,26 @@ def test_tool_choice_makes_a_reply_call() -> None:
         chat.use_tools(None)
         with pytest.raises(InvalidRequestError, match="required needs tools"):
             chat.respond(tool_choice="required")
+
+
+def test_functions_are_called_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def boat(colour: Literal["green", "blue"]) -> str:
+        threads.append(threading.current_thread())
+        return "It lies at the pier."
+
+    async def reply(chat: ChatSession) -> str:
+        named = {"type": "function", "function": {"name": "boat"}}
+        return "".join([piece.text async for piece in chat.run_tools_async(tool_choice=named, max_rounds=1)])
+
+    with load_model(demo_path()) as model, model.create_chat(tools=[boat], max_tokens=200) as chat:
+        chat.add_user("Tell me a story.")
+        text = asyncio.run(reply(chat))
+        assert [message.role for message in chat.history] == ["user", "assistant", "tool", "assistant"]
+        assert text == chat.history[-1].content != ""
+        assert threads
+        assert threading.main_thread() not in threads
 
 
 def test_tools_are_a_list_of_functions_that_return() -> None:

@@ -38,7 +38,7 @@ def run(path) -> subprocess.Popen:
 @pytest.mark.medium
 def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
     path, results = tmp_path / "in.jsonl", tmp_path / "in.results.jsonl"
-    n = 200
+    n = 120
     write(path, n, broken=80)
     whole = run(path)
     told = whole.communicate()[1]

@@ -114,7 +114,9 @@ def test_errors_of_the_hub(reference: str, message: str, hub) -> None:
 def test_errors_without_network(hub) -> None:
     done = hub("run", "-hf", REPO, "once", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
-    assert done.stderr == (f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE is set\n")
+    assert done.stderr == (
+        f"llamacli: error: {REPO} is not in the cache, and HF_HUB_OFFLINE is set: unset it to download\n"
+    )
     done = hub("pull", REPO, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1
     assert done.stderr.startswith(f"llamacli: error: {REPO}: the hub request failed: ")

@@ -326,6 +326,7 @@ def test_invalid_files(talk, tmp_path: Path) -> None:
         (f"/load {tmp_path / 'variables.json'}", "not a chat file of /save"),
         (f"/load {tmp_path}", "Is a directory"),
         ("/read nowhere.txt", "No such file or directory"),
+        (f"/read {tmp_path}", "Is a directory"),
         (f"/read {tmp_path / 'latin'}", "is not UTF-8"),
         ("/save", "/save needs a file name"),
         (f"/save {tmp_path / 'no' / 'folder'}", "No such file or directory"),

@@ -26,6 +26,8 @@ from llamacli.util.foreign_names import OURS, explain_names
         (Model.create_session, "n_batch", "batches are sized automatically"),
         (Model.create_chat, "max_new", "its name is 'max_tokens'"),
         (Model.create_chat, "top_k", r"it is a sampling parameter, SamplingParams\(top_k=...\)"),
+        (load_model, "model_path", "the first argument is the path or the name"),
+        (Model.from_pretrained, "repo_id", "the first argument names both, as 'user/repo:Q4_K_M'"),
         (load_model, "n_gpu_layers", "models run on the CPU"),
         (load_model, "num_ctx", "it is the argument 'n_ctx' of create_session"),
     ],
@@ -33,6 +35,14 @@ from llamacli.util.foreign_names import OURS, explain_names
 def test_errors_name_our_parameter(function: Callable[..., Any], name: str, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         function(**{name: 1})
+
+
+def test_errors_name_our_method() -> None:
+    with load_model("demo") as model:
+        with pytest.raises(AttributeError, match=r"no attribute 'tokenize': here it is tokenizer.encode\(text\)"):
+            model.tokenize(b"a")  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+            model.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_unknown_names_are_left_to_python() -> None:

@@ -178,6 +178,20 @@ class ChatSession(contextlib.AbstractContextManager["ChatSession"]):
                 break
             tool_choice = None
 
+    def run_tools_async(
+        self,
+        params: SamplingParams | SamplerChain | None = None,
+        *,
+        max_rounds: int = MAX_ROUNDS,
+        report: Callable[[ToolCall, Any], None] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        speculate: Drafter | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """Stream replies for `async for`, computing and calling functions in threads; see `run_tools`."""
+        return in_threads(
+            self.run_tools(params, max_rounds=max_rounds, report=report, tool_choice=tool_choice, speculate=speculate)
+        )
+
     def retract(self) -> Message | None:
         """Remove and return the last reply.
 

@@ -312,7 +312,7 @@ def _hub_errors(reference: Reference) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         raise HubError(f"{reference}: no such repository on the hub, or it is private: set HF_TOKEN") from None
     except errors.OfflineModeIsEnabled:
-        raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE is set") from None
+        raise HubError(f"{reference} is not in the cache, and HF_HUB_OFFLINE is set: unset it to download") from None
     except Exception as error:
         if isinstance(error, MemoryError):
             raise

@@ -35,6 +35,8 @@ _PLACES = {
     "kv_type": "it is the argument 'kv_type' of create_session",
     "seed": "it is the argument 'seed' of create_session and create_chat",
     "threads": "it is the argument 'threads' of load_model",
+    "model_path": "the first argument is the path or the name",
+    **dict.fromkeys(("repo_id", "filename"), "the first argument names both, as 'user/repo:Q4_K_M'"),
     "n_gpu_layers": "models run on the CPU",
     "n_batch": "batches are sized automatically",
     "use_mmap": "weights are packed in memory",
@@ -49,6 +51,14 @@ _PLACES = {
 }
 """Where a parameter is given, or why there is none."""
 
+_METHODS = {
+    "tokenize": "tokenizer.encode(text)",
+    "detokenize": "tokenizer.decode(ids)",
+    **dict.fromkeys(("create_embedding", "embed"), "load_embedder(path), then embed(text)"),
+    **dict.fromkeys(("eval", "reset", "sample", "save_state", "load_state", "n_tokens"), "create_session()"),
+}
+"""Ours for methods of llama-cpp-python that a model lacks."""
+
 
 def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorator: a TypeError for another program's argument names ours."""
@@ -61,6 +71,12 @@ def explain_names(function: Callable[Arguments, Result]) -> Callable[Arguments, 
         return function(*args, **given)
 
     return checked
+
+
+def missing_method(kind: str, name: str) -> str:
+    """Text of an AttributeError; for a method of llama-cpp-python's it names ours."""
+    ours = f": here it is {_METHODS[name]}" if name in _METHODS else ""
+    return f"{kind!r} object has no attribute {name!r}{ours}"
 
 
 def refuse_foreign(called: str, given: Iterable[str], accepted: Set[str]) -> None:
