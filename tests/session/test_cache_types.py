@@ -36,7 +36,7 @@ with it. The dog was happy and ran to her. Lily laughed and threw a ball. The do
 back. They played all day, and then it was time to go home. Lily said goodbye to the dog and held her
 mother's hand."""
 ON_STORIES = {
-    "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-4, "q5_0": 1.7e-3, "q5_1": 1.5e-3, "q4_0": 1e-2, "q4_1": 1e-2, "iq4_nl": 1e-2,
+    "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-4, "q5_0": 2e-3, "q5_1": 1.5e-3, "q4_0": 1e-2, "q4_1": 1e-2, "iq4_nl": 1e-2,
 }  # fmt: skip
 
 

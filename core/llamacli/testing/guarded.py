@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.engine import batching, compiled_model
+from llamacli.engine import batching, compiled_model, stages
 
 _PROT_NONE = 0
 _ALLOCATING = ("array", "ascontiguousarray", "concatenate", "empty", "full", "pad", "stack", "zeros")
@@ -112,7 +112,7 @@ class _Tight:
 
     def _sized(self, n: int) -> Any:
         for module in _modules("engine"):
-            if hasattr(module, "N_BATCH") and module not in (batching, compiled_model):  # which have no buffers
+            if hasattr(module, "N_BATCH") and module not in (batching, compiled_model, stages):  # which have no buffers
                 vars(module).update(N_BATCH=n)
         program = self._programs.pop(n, None) or self._make()
         self._programs[n] = program  # the last one used comes last
