@@ -371,6 +371,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Free the cache; the model stays open."""
+        if self._renewal is not None:  # new stages are the model's to close
+            wait([self._renewal])
         self.pictures.close()
         self.running.close()
         self.memory.close()

@@ -102,6 +102,7 @@ class Worker:
         self._part: _StageOf | None = None
         self._loaded: object = None
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._ended = False
         self._arrivals = Arrivals()
 
     def serve(self, listener: socket.socket) -> None:
@@ -114,6 +115,7 @@ class Worker:
             except OSError:
                 _log.debug("no longer listening")
             finally:
+                self._ended = True
                 for connection in list(self._connections):
                     connection.close()
 
@@ -125,6 +127,8 @@ class Worker:
             sock.close()
             return
         self._connections.add(connection)
+        if self._ended:  # and has closed the connections that it knew
+            connection.close()
         try:
             frame = connection.receive()
             if frame.kind == "peer":
