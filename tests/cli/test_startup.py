@@ -196,6 +196,7 @@ def test_progress_begins_before_slow_imports(environment: dict[str, str]) -> Non
 INTERRUPTING = """
 import os, signal, sys
 from llamacli.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background ignore it
 class Interrupting:
     left = int(sys.argv.pop(1))
     def find_spec(self, *_):
