@@ -113,7 +113,7 @@ async def prepared(call: Call, request: ChatRequest | CompletionRequest) -> Prep
         timed=bool(request.timings_per_token and request.stream),
         key=call.key,
         draft_max=request.draft_max,
-        prediction=prediction,
+        prediction=prediction[:n_ctx],  # no reply is longer
         slot=request.id_slot if request.id_slot is not None and request.id_slot >= 0 else None,
         adapters=info.adapter_scales if request.lora is None else adapter_scales(request.lora, info, "lora"),
     )

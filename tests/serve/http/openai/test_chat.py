@@ -82,6 +82,8 @@ def test_a_prediction_is_the_draft_of_its_request(client, fake, demo, content) -
     client.chat.completions.create(model="demo", messages=HI, prediction={"type": "content", "content": ""})
     client.chat.completions.create(model="demo", messages=HI)
     assert fake.requests[1].prediction == fake.requests[2].prediction == ()
+    client.chat.completions.create(model="demo", messages=HI, prediction={"type": "content", "content": "a " * 9000})
+    assert len(fake.requests[3].prediction) <= demo.config.n_ctx
 
 
 @pytest.mark.parametrize(
