@@ -8,14 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llamacli.conversion import file_type, plan, write
+from llamacli.gguf import open_gguf
 from oracle import goldens
 
 PATH = goldens.DIRECTORY / "perplexity.json"
-"""By the file's name: its SHA-256, the length of a chunk, the number of tokens, the perplexity and its error."""
+"""By the file's name: its SHA-256, the length of a chunk, the number of tokens, the perplexity and its error.
+
+Of the file as it is, whose weights llama.cpp multiplies with activations of 8 bits, and `in_f32`.
+"""
 
 N_CTX = 256
 
@@ -48,8 +55,17 @@ def story_text(n_sentences: int = 240) -> str:
     return "".join(parts)
 
 
-def measure(path: Path) -> dict[str, float | int | str]:
+def measure(path: Path) -> dict[str, Any]:
     """llama.cpp's perplexity, in the form of the golden."""
+    known = {"sha256": goldens.sha256(path), "n_ctx": N_CTX, **perplexity(path)}
+    with tempfile.TemporaryDirectory() as folder, open_gguf(path) as file:
+        copy = Path(folder) / path.name
+        write(plan(file, file_type("F32")), copy)
+        return known | {"in_f32": perplexity(copy)}
+
+
+def perplexity(path: Path) -> dict[str, float | int]:
+    """Perplexity and its error, of so many tokens."""
     from oracle.peer import Peer
 
     surprises: list[float] = []
@@ -66,7 +82,7 @@ def measure(path: Path) -> dict[str, float | int | str]:
                 surprises.append(largest + math.log(np.exp(row - largest).sum()) - row[token])
     value = math.exp(np.mean(surprises))
     error = value * math.sqrt(np.var(surprises) / (len(surprises) - 1))
-    return {"sha256": goldens.sha256(path), "n_ctx": N_CTX, "n_tokens": len(tokens), "value": value, "error": error}
+    return {"n_tokens": len(tokens), "value": value, "error": error}
 
 
 if __name__ == "__main__":

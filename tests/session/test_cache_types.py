@@ -36,8 +36,9 @@ with it. The dog was happy and ran to her. Lily laughed and threw a ball. The do
 back. They played all day, and then it was time to go home. Lily said goodbye to the dog and held her
 mother's hand."""
 ON_STORIES = {
-    "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-4, "q5_0": 2e-3, "q5_1": 1.5e-3, "q4_0": 1e-2, "q4_1": 1e-2, "iq4_nl": 1e-2,
+    "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-4, "q5_0": 1.7e-3, "q5_1": 1.5e-3, "q4_0": 1e-2, "q4_1": 1e-2, "iq4_nl": 1e-2,
 }  # fmt: skip
+OF_DEMO = {"q5_0": 2e-3}
 
 
 @pytest.mark.parametrize("name", ["demo", "stories260K.gguf", "TinyStories-656K.Q8_0.gguf"])
@@ -49,7 +50,7 @@ def test_logits_of_stories_with_rounded_cache_are_close(
     model = load_model(path, "fp32", plugins=plugins)
     tokens = model.encode(STORY)
     exact, rounded = (model.create_session(kv_type=kind).eval(tokens, all_logits=True) for kind in ("f32", kv_type))
-    assert 0 < formulas.nmse(rounded, exact) < bound
+    assert 0 < formulas.nmse(rounded, exact) < (OF_DEMO.get(kv_type, bound) if name == "demo" else bound)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "head_dim"])
