@@ -35,6 +35,9 @@ Choose = Callable[[int, int], int]
 MAGNITUDES = np.float32([1, 1, 1, 1, 0, 1e-3, 1e3, 1e-20, 1e-40])
 """Magnitudes of the rows of inputs; the last is that of subnormal numbers."""
 
+LEAST_SCORED = 1e-3
+"""Least magnitude of factors of scores that choose cells: subnormal scores tie or not by the order of their sums."""
+
 N_TOKENS = 18
 
 
@@ -74,12 +77,12 @@ class Draft:
         """
         return Param(self.tensor(*shape), self.tensor(*(shape[:-1] or shape)) if bias else None)
 
-    def x(self, width: int, *, even: bool = False) -> Value:
-        """Input of random rows; of one magnitude if `even`."""
+    def x(self, width: int, *, even: bool = False, least: float = 0.0) -> Value:
+        """Input of random rows; of one magnitude if `even`, else of 0 or magnitudes of at least `least`."""
         table = self.param(N_VOCAB, width)
         if not even:
             rows = self.weights[table.weight.name]
-            rows *= self.random.choice(MAGNITUDES, (N_VOCAB, 1))
+            rows *= self.random.choice(MAGNITUDES[(MAGNITUDES == 0) | (least <= MAGNITUDES)], (N_VOCAB, 1))
             rows[self.random.random(rows.shape) < 0.05] = self.pick(0.0, -0.0)
         return self.graph.embed(table)
 
@@ -467,9 +470,11 @@ def _selection(d: Draft, *, pools: bool = False) -> Selection:
     head_dim, n_head, n_query = 16 * d.choose(1, 3), d.choose(1, 3), d.choose(1, 4)
     window = None if pools else d.pick(None, None, 7)
     kv = d.graph.store(d.x(head_dim, even=True), None, head_dim=head_dim, window=window)
-    n, weights = d.choose(1, 8), d.x(n_head * n_query) if d.choose(0, 1) else None
+    n = d.choose(1, 8)
+    weights = d.x(n_head * n_query, least=LEAST_SCORED) if d.choose(0, 1) else None
+    q = d.x(n_head * n_query * head_dim, least=LEAST_SCORED)
     return d.graph.select(
-        d.x(n_head * n_query * head_dim), kv, n, weights=weights, n_head=n_head, block=d.choose(1, 4),
+        q, kv, n, weights=weights, n_head=n_head, block=d.choose(1, 4),
         n_local=d.choose(0, min(2, n)), pooled=pools,
     )  # fmt: skip
 
@@ -498,7 +503,7 @@ def _pooled_attention(d: Draft) -> None:
     chosen = None
     if d.choose(0, 1):
         index = d.graph.store(d.x(16, even=True), None, head_dim=16)
-        chosen = d.graph.select(d.x(16), index, d.choose(1, 6), block=block, pooled=True).chosen
+        chosen = d.graph.select(d.x(16, least=LEAST_SCORED), index, d.choose(1, 6), block=block, pooled=True).chosen
     options = {"chosen": chosen, "block": block, "n_recent": d.choose(1, 20), "scale": 0.3}
     pooled_attention(d.graph, q, k, k_pooled, d.param(n_head), **options)
 
