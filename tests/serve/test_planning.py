@@ -186,6 +186,22 @@ def test_no_arrivals_starve_a_prompt(arrivals: list[tuple[int, int]], step_ms: i
         assert n_steps <= 2 * OLDEST_EVERY * -(-500 // MIN_CHUNK) + 12
 
 
+def test_pairs_of_short_prompts_do_not_starve_a_long_one() -> None:
+    """Two chunks in most steps with prompts."""
+    simulation = Simulation(step_ms=20, max_running=12, max_queue=1000, n_ctx=512)
+    simulation.submit(request("stream", 1, max_tokens=500, ignore_eos=True))
+    simulation.step()
+    simulation.submit(request("long", 500, seed=1, max_tokens=1))
+    n_steps = n_short = 0
+    while Done not in kinds(simulation, "long"):
+        while sum(Done not in kinds(simulation, f"short {i}") for i in range(n_short)) < 2:
+            simulation.submit(request(f"short {n_short}", (25, 15)[n_short % 2], seed=n_short + 2, max_tokens=1))
+            n_short += 1
+        simulation.step()
+        n_steps += 1
+        assert n_steps <= 2 * OLDEST_EVERY * -(-500 // MIN_CHUNK) + 12
+
+
 def test_prompts_that_begin_alike_are_evaluated_once() -> None:
     simulation = Simulation()
     begin = prompt_of(5, 300)

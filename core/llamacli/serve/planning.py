@@ -22,7 +22,7 @@ EXTRA_SHARE = 0.5
 LAST_CHUNK = 1.15
 """Share of a step's time that it may take if that ends the first prompt, whose next token would wait for another."""
 OLDEST_EVERY = 4
-"""Of so many chunks of prompts, one goes to the oldest."""
+"""Of so many steps with prompts, one begins with the oldest."""
 
 BACKGROUND_SHARE = 0.13
 """Share of the time of a step that background sequences may add to it."""
@@ -61,7 +61,7 @@ class Planner:
         self.picture_s = 0.0
         self._is_encoder, self._has_encoder = model.program.needs_whole_input, model.program.has_encoder
         self._other_s = self._credit_s = 0.0
-        self._n_chunks = self.n_steps = 0
+        self._n_prompt_steps = self.n_steps = 0
         self._is_shared = False
 
     @property
@@ -103,7 +103,7 @@ class Planner:
                 need += more
                 if self._is_shared and sequence.background:
                     allowed -= self._spend(n)
-        n_decode, step_ms = sum(n for _, n in plan), self._settings.step_ms
+        n_decoding, n_decode, step_ms = len(plan), sum(n for _, n in plan), self._settings.step_ms
         step_s = max(1e-6, step_ms / 1000 - self._other_s) if step_ms else 0.0  # for evaluation; 0 for no limit
         in_turn, self.reads = self._prompts_in_turn(), []
         if in_turn and self._memory.reads:
@@ -152,7 +152,7 @@ class Planner:
                     allowed -= self._spend(n)
                 plan.append((sequence, n))
                 need, room = need + more, room - n
-                self._n_chunks += 1
+        self._n_prompt_steps += len(plan) > n_decoding
         return [(sequence, n) for sequence, n in plan if sequence in self.running.sequences]
 
     def _without_reads(self, prompts: list[SequenceState]) -> list[SequenceState]:
@@ -188,8 +188,8 @@ class Planner:
     def _prompts_in_turn(self) -> list[SequenceState]:
         """Sequences with prompts, or other tokens before their next draw, in turn.
 
-        The one with the fewest missing tokens first, for the shortest waits; every fourth chunk goes to the oldest, so
-        that none starves. A prompt waits while an older one computes tokens that both begin with.
+        The one with the fewest missing tokens first, for the shortest waits; every fourth step begins with the oldest,
+        so that none starves. A prompt waits while an older one computes tokens that both begin with.
         """
         sequences = [one for one in self.running.sequences if not (one.decodes or one.drawing)]
         if self._memory.shares_anywhere:
@@ -198,7 +198,7 @@ class Planner:
                 for i, sequence in enumerate(sequences)
                 if not any(_leads(other, sequence) for other in sequences[:i])
             ]
-        oldest = sequences[:1] if self._n_chunks % OLDEST_EVERY == OLDEST_EVERY - 1 else []
+        oldest = sequences[:1] if self._n_prompt_steps % OLDEST_EVERY == OLDEST_EVERY - 1 else []
         return sorted(sequences, key=lambda one: (one not in oldest, one.background, one.n_missing, one.order))
 
     def _chunk(self, sequence: SequenceState, room: int, reserved: int, *, is_first: bool) -> tuple[int, int]:
