@@ -43,6 +43,8 @@ def commands(options: argparse.Namespace, path: str, n_prompt: int, n_gen: int) 
     sizes = ["-p", str(n_prompt), "-n", str(n_gen), "-t", str(options.threads)]
     bench = ["-m", path, *sizes, "-r", "1", "-o", "json"]
     found = {OURS: [str(Path(sys.executable).with_name("llamacli")), "bench", *bench]}
+    if options.tiles and n_prompt:
+        found["llamacli, tiles"] = [*found[OURS], "--prompts", "tiles"]
     if options.llama_bench:
         found["llama.cpp"] = [options.llama_bench, *bench, "-fa", "0,1"]
     if options.ik_bench:
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("-n", "--n-gen", type=int, default=32)
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--tiles", action="store_true", help="run llamacli with `--prompts tiles` too")
     parser.add_argument("--llama-bench", metavar="BIN", help="llama.cpp's llama-bench")
     parser.add_argument("--ik-bench", metavar="BIN", help="ik_llama.cpp's llama-bench")
     parser.add_argument("--openvino", metavar="PYTHON", help="interpreter that has openvino-genai")
