@@ -7,7 +7,7 @@ import pytest
 
 from kv_helpers import ONE, InterruptAt, fill, new_sequence
 from llamacli.errors import OutOfMemoryError
-from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec
+from llamacli.kv import PAGE, KVLayout, KVPool, KVSequence, KVSpec, RecurrentSpec
 from llamacli.kv import pool as pool_module
 from llamacli.util.memory import view
 from suite import STRIDE
@@ -186,6 +186,21 @@ def test_bytes_to_reserve_are_those_that_reserve_allocates() -> None:
     expected, before = other.bytes_to_reserve(1), pool.n_used_bytes
     other.reserve(n, 1)
     assert pool.n_used_bytes - before == expected > 0, "the begun page is shared, and copied"
+
+
+@pytest.mark.parametrize("n_held", [0, 3])
+def test_bytes_to_reserve_hold_recurrent_states_of_two_batches(n_held: int) -> None:
+    pool = KVPool(KVLayout.of([ONE], "f32", [RecurrentSpec("state", (8,))]))
+    sequence = KVSequence(pool, 64)
+    if n_held:
+        sequence.reserve(0, n_held)
+        sequence.commit([0] * n_held)
+        sequence.finish()
+    expected, before = sequence.bytes_to_reserve(5), pool.n_used_bytes
+    sequence.reserve(n_held, 3)
+    sequence.advance(n_held + 3)
+    sequence.reserve(n_held + 3, 2, n_behind=1)
+    assert pool.n_used_bytes - before == expected
 
 
 @pytest.mark.parametrize("n_bytes", [100, 4096, 1 << 25])

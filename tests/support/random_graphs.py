@@ -78,7 +78,10 @@ class Draft:
         return Param(self.tensor(*shape), self.tensor(*(shape[:-1] or shape)) if bias else None)
 
     def x(self, width: int, *, even: bool = False, least: float = 0.0) -> Value:
-        """Input of random rows; of one magnitude if `even`, else of 0 or magnitudes of at least `least`."""
+        """Input of random rows.
+
+        They are of one magnitude if `even`, else of 0 or magnitudes of at least `least`.
+        """
         table = self.param(N_VOCAB, width)
         if not even:
             rows = self.weights[table.weight.name]

@@ -144,7 +144,10 @@ class KVSequence:
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
-        """Maximum bytes of `reserve` for n tokens, exact without recurrent states."""
+        """Maximum bytes of `reserve` for n tokens in any batches, exact without recurrent states.
+
+        A second batch reads the page of recurrent states that the first one wrote, and writes another.
+        """
         start = len(self.tokens)
         n_bytes = 0
         for pages, table in self._cells:
@@ -155,7 +158,7 @@ class KVSequence:
             return n_bytes
         pages, table = self.pool.groups[-1], self.tables[-1]
         n_states = sum(pages.ref_count(int(table[slot])) != 1 for slot in ((TARGET, KEPT) if n > 1 else (TARGET,)))
-        return n_bytes + n_states * pages.page_bytes
+        return n_bytes + (n_states + (n > 1)) * pages.page_bytes
 
     @locked
     def evict(self, n_past: int, *, since: int | None = None) -> None:
