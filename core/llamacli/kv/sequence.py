@@ -144,9 +144,10 @@ class KVSequence:
 
     @locked
     def bytes_to_reserve(self, n: int) -> int:
-        """Maximum bytes of `reserve` for n tokens in any batches, exact without recurrent states.
+        """Maximum bytes of `reserve` for n tokens in any batches.
 
-        A second batch reads the page of recurrent states that the first one wrote, and writes another.
+        It is exact without recurrent states. A second batch reads the page of states that the first one wrote, and
+        writes another.
         """
         start = len(self.tokens)
         n_bytes = 0
