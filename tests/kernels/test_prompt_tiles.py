@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(isa.isa() != "amx", reason="the instruction set 
 
 QUICK = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "Q2_K")
 ADDED = [fmt for fmt in example_formats.FORMATS if fmt.packing]
+EXACT = [TensorType[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_1", "IQ4_NL")]
+"""Types whose decoding to float32 rounds at most once."""
 KINDS = [
     pytest.param(kind, id=kind.name, marks=() if kind.name in QUICK else pytest.mark.slow)
     for kind in (*integer_kinds(), *(fmt.type for fmt in ADDED))
@@ -97,7 +99,7 @@ def test_products_have_the_bits_of_simulated_tiles(team, kind, data):
     )
 
 
-@pytest.mark.parametrize("kind", [TensorType.Q8_0, TensorType.Q4_0, TensorType.IQ4_NL], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
 def test_weights_are_the_nearest_bfloat16(team, kind):
     raw, values = random_rows(kind, 40, 256, np.random.default_rng(3))
     np.testing.assert_array_equal(decoded(team, kind, raw, 256), nearest_away(values))

@@ -109,7 +109,7 @@ class Group:
     """Group of 32 columns of 16 rows in registers.
 
     `codes` are 8 vectors of [16 rows][4 columns] unsigned bytes. `terms` are (scale, shift) of the columns, or of each
-    half of them; None stands for a scale of 1, a shift of 0.
+    half of them; None stands for a scale of 1, a shift of 0, or of 1 where the block has a shift_factor.
     """
 
     codes: list[ir.Value]

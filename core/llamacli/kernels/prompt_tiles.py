@@ -46,7 +46,7 @@ def emit_decoded(b: ir.Builder, packing: IntegerPacking, weight: ir.Value, out: 
         for part, (scale, shift) in enumerate(group.terms):
             step = _product(b, block.factor, scale)
             start = ir.constant(ir.F32X16, 0.0)
-            if shift is not None:
+            if shift is not None or block.shift_factor is not None:
                 start = _product(b, block.factor if block.shift_factor is None else block.shift_factor, shift)
             if block.bias_bits is not None:
                 start = ir.fma(b, step, bias, start)
