@@ -32,6 +32,18 @@ def test_tokens_behind_a_gap_are_evaluated_again(model: Model) -> None:
     np.testing.assert_array_equal(session.logits, fresh(model, LONG[3:10]).logits)
 
 
+def test_cells_behind_a_gap_that_were_loaded_are_evaluated_again(model: Model) -> None:
+    """All tokens see the same ones, whenever a strategy drops the cells."""
+    other, session = fresh(model, LONG[:50]), model.create_session(strategy="disabled", reuse=False)
+    other.remove_range(6, 17)
+    session.load_state(other.save_state())
+    np.testing.assert_array_equal(session.logits, other.logits)
+    tokens = LONG[:6] + LONG[17:52]
+    for n in (40, 41):
+        session.eval([tokens[n - 1]])
+        np.testing.assert_array_equal(session.logits, fresh(model, tokens[:n]).logits)
+
+
 def test_long_sequences_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamacli.kv.strategies.LONG_SEQUENCE", 20)
     session = model.create_session(strategy="long_sequence_only", reuse=False)

@@ -449,6 +449,8 @@ class TokenStream(TokenSequence):
         sequence, n_last, n_given = self.cache, len(ids) if all_logits else 1 + n_ahead, len(ids) - n_ahead
         if self._ahead and len(ids) and len(sequence.tokens) == len(self._tokens) + len(self._ahead):
             self._truncate_cache(self.n_past)  # of drafted tokens: what is before them needs no comparison
+        if sequence.first_stale_cell is not None and self.strategy is not CacheStrategy.ALWAYS:
+            self._truncate_cache(sequence.first_stale_cell)  # if they were dropped later, the logits would be others
         n_held, n_tokens = len(self._tokens), len(self._tokens) + len(ids)
         n_prompt = (
             self._n_prompt if generated else n_tokens
