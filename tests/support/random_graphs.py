@@ -20,9 +20,8 @@ from llamacli.ops.moe import Expert, MoE, Routing, Scoring
 from llamacli.ops.rope import Rope
 from llamacli.ops.select import Selection
 from llamacli.ops.values import LowRank, LowRanks, Param, Tensor, Value
-from llamacli_deepseek.hy4 import stream_gate
 from llamacli_deepseek.pooling import pooled, pooled_attention
-from llamacli_deepseek.streams import mix_streams, stream_weights
+from llamacli_deepseek.streams import mix_streams, stream_gate, stream_weights
 from llamacli_gemma.altup import correct, match_magnitude, predict
 from llamacli_gemma.gaussian_topk import gaussian_topk
 from llamacli_l2 import slow_l2_norm

@@ -34,10 +34,9 @@ from llamacli.plugin import (
     swiglu_clamped,
 )
 from llamacli_deepseek.clamps import limits
-from llamacli_deepseek.hy4 import stream_gate
 from llamacli_deepseek.pooling import pooled, pooled_attention
 from llamacli_deepseek.sparse import Indexer
-from llamacli_deepseek.streams import Streams, mix_streams
+from llamacli_deepseek.streams import Streams, add_gates, gate_inputs, mix_streams, stream_gate
 
 LLAMACLI_API = 1
 
@@ -135,9 +134,7 @@ class DeepSeek4(Architecture):
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("output_norm", c.n_embd)
         table.add("output", c.n_vocab, c.n_embd)
-        table.add("output_hc_fn", c.streams.n, c.streams.n * c.n_embd)
-        table.add("output_hc_base", c.streams.n)
-        table.add("output_hc_scale", 1)
+        add_gates(table, "output_hc", c.streams.n, c.n_embd)
         for i in range(c.n_layer):
             block = table.block()
             c.streams.add_tensors(block, c.n_embd)
@@ -188,8 +185,7 @@ class DeepSeek4(Architecture):
             x, mixing = c.streams.read(g, block, "ffn", streams, c.rms_eps)
             y = self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps), i)
             streams = c.streams.write(g, y, streams, mixing)
-        mixed = g.linear(g.rms_norm(streams, None, c.rms_eps), w.output_hc_fn)
-        gates = g.add(g.mul(mixed, w.output_hc_scale, c.streams.n), w.output_hc_base)
+        gates = gate_inputs(g, w, "output_hc", streams, c.streams.n, c.rms_eps)
         x = mix_streams(g, streams, stream_gate(g, gates, 1.0, c.streams.eps), c.n_embd)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
 

@@ -6,23 +6,19 @@ sinks and a gate; in files with an indexer, it reads chosen cells.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from llamacli.plugin import (
     Graph,
-    Lanewise,
-    MakeParam,
     Metadata,
     ModelFormatError,
     Params,
-    Recorder,
     Rope,
     TensorTable,
     Value,
-    Vocabulary,
     Weights,
     experts_and_shared,
     hookimpl,
@@ -33,29 +29,9 @@ from llamacli.plugin import (
 from llamacli_deepseek.clamps import limits
 from llamacli_deepseek.deepseek2 import DeepSeek2, DeepSeek2Config
 from llamacli_deepseek.sparse import Indexer
+from llamacli_deepseek.streams import add_gates, gate_inputs, stream_gate
 
 LLAMACLI_API = 1
-
-
-@attrs.frozen(eq=False)
-class StreamGate(Lanewise):
-    """out = magnitude * sigmoid(x) + eps."""
-
-    x: Value
-    magnitude: float
-    eps: float
-
-    def formula(self, v: Vocabulary, x: Any, magnitude: Any, eps: Any) -> Any:
-        return magnitude * v.sigmoid(x) + eps
-
-    @classmethod
-    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        yield stream_gate(g, x, 2.0, 1e-6)
-
-
-def stream_gate(g: Recorder, x: Value, magnitude: float, eps: float) -> Value:
-    """Gate of a residual stream."""
-    return g.record(StreamGate(g.value(x.width), x, magnitude, eps))
 
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
@@ -117,14 +93,8 @@ class HyV4(DeepSeek2):
         """The tensors of a file, with the gates of the last mean."""
         table = super().tensors(config)
         table.add("output", config.n_vocab, config.n_embd)
-        self.add_gates(table, config, "output_hc", 1)
+        add_gates(table, "output_hc", config.n_stream, config.n_embd)
         return table
-
-    def add_gates(self, table: TensorTable, c: Any, name: str, n: int) -> None:
-        """Tensors of n gates of each stream."""
-        table.add(f"{name}_fn", n * c.n_stream, c.n_stream * c.n_embd)
-        table.add(f"{name}_base", n * c.n_stream)
-        table.add(f"{name}_scale", n)
 
     def add_block(self, block: TensorTable, c: Any, i: int) -> None:
         """Tensors of block i, with the gates of both branches."""
@@ -133,8 +103,8 @@ class HyV4(DeepSeek2):
         block.add("attn_gate", c.n_head * c.value_dim, c.n_embd)
         if c.chooses[i]:
             c.indexer.add_tensors(block, c.n_embd, c.rank_q)
-        self.add_gates(block, c, "hc_attn", 2)
-        self.add_gates(block, c, "hc_ffn", 2)
+        for name in ("hc_attn", "hc_ffn"):
+            add_gates(block, name, c.n_stream, c.n_embd, 2)
 
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
         """Token ids to logits."""
@@ -156,9 +126,7 @@ class HyV4(DeepSeek2):
         self, g: Graph, c: Any, streams: Sequence[Value], params: Params, name: str, n: int
     ) -> tuple[Value, list[Value]]:
         """Weighted sum of the streams, and the weights of additions to them."""
-        fn, base, scale = (getattr(params, f"{name}_{part}") for part in ("fn", "base", "scale"))
-        mixed = g.linear(g.rms_norm(functools.reduce(g.concat, streams), None, c.rms_eps), fn)
-        gates = g.add(g.mul(mixed, scale, c.n_stream), base)
+        gates = gate_inputs(g, params, name, functools.reduce(g.concat, streams), c.n_stream, c.rms_eps)
         found = [
             stream_gate(g, g.columns(gates, i, 1), 1.0 if i < c.n_stream else c.magnitude, c.gate_eps)
             for i in range(n * c.n_stream)

@@ -1,14 +1,14 @@
-"""Manifold-constrained hyper-connections (mHC) of DeepSeek-V4 and GLM-5.3.
+"""Hyper-connections: gates of residual streams, and manifold-constrained ones (mHC).
 
-Residual streams lie side by side. A branch reads their weighted sum; its result is added to each, and the streams are
-mixed by a matrix that is doubly stochastic: its rows and columns sum to 1 (DeepSeek-AI 2025, arXiv:2512.24880).
+Residual streams lie side by side. A branch reads their weighted sum; its result is added to each. In mHC, the streams
+are mixed by a matrix that is doubly stochastic: its rows and columns sum to 1 (DeepSeek-AI 2025, arXiv:2512.24880).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import numpy as np
@@ -17,6 +17,7 @@ from llamacli.plugin import (
     RUN,
     Array,
     Graph,
+    Lanewise,
     Lowering,
     MakeParam,
     Metadata,
@@ -28,6 +29,7 @@ from llamacli.plugin import (
     Tensor,
     TensorTable,
     Value,
+    Vocabulary,
     expect,
     f32,
     record,
@@ -189,6 +191,41 @@ def mix_streams(g: Recorder, x: Value, weights: Value, width: int) -> Value:
     n_out, rest = divmod(weights.width * width, x.width)
     expect("mix_streams", not rest and x.width % width == 0, f"{weights.width} weights and width {x.width} by {width}")
     return g.record(MixStreams(g.value(n_out * width), x, weights, width))
+
+
+@attrs.frozen(eq=False)
+class StreamGate(Lanewise):
+    """out = magnitude * sigmoid(x) + eps."""
+
+    x: Value
+    magnitude: float
+    eps: float
+
+    def formula(self, v: Vocabulary, x: Any, magnitude: Any, eps: Any) -> Any:
+        return magnitude * v.sigmoid(x) + eps
+
+    @classmethod
+    def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
+        yield stream_gate(g, x, 2.0, 1e-6)
+
+
+def stream_gate(g: Recorder, x: Value, magnitude: float, eps: float) -> Value:
+    """Gate of a residual stream."""
+    return g.record(StreamGate(g.value(x.width), x, magnitude, eps))
+
+
+def add_gates(table: TensorTable, name: str, n_streams: int, n_embd: int, n: int = 1) -> None:
+    """Add the tensors of n gates of each stream."""
+    table.add(f"{name}_fn", n * n_streams, n_streams * n_embd)
+    table.add(f"{name}_base", n * n_streams)
+    table.add(f"{name}_scale", n)
+
+
+def gate_inputs(g: Graph, params: Params, name: str, streams: Value, n_streams: int, norm_eps: float) -> Value:
+    """Inputs of the gates of streams that lie side by side."""
+    fn, base, scale = (getattr(params, f"{name}_{part}") for part in ("fn", "base", "scale"))
+    mixed = g.linear(g.rms_norm(streams, None, norm_eps), fn)
+    return g.add(g.mul(mixed, scale, n_streams), base)
 
 
 @attrs.frozen

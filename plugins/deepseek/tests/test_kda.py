@@ -18,7 +18,7 @@ from llamacli.testing import parametrize_with_checks
 from llamacli.testing.conformance import check_op
 from llamacli.testing.parametrize import Check
 from llamacli_deepseek.pooling import Pool, PooledAttention
-from llamacli_deepseek.streams import MixStreams, StreamWeights
+from llamacli_deepseek.streams import MixStreams, StreamGate, StreamWeights
 from tiny_kda import HASHED, INERT, MODELS, VARIANTS
 
 PLUGINS = Plugins(
@@ -32,7 +32,7 @@ def test_architecture(check: Check) -> None:
     check()
 
 
-@pytest.mark.parametrize("op", [MixStreams, Pool, PooledAttention, StreamWeights])
+@pytest.mark.parametrize("op", [MixStreams, Pool, PooledAttention, StreamGate, StreamWeights])
 def test_ops(op: Any) -> None:
     check_op(op)
 
