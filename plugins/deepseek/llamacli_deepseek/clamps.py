@@ -1,6 +1,8 @@
 """Bounds of SwiGLU by layer."""
 
-from llamacli.plugin import Metadata
+from typing import Any
+
+from llamacli.plugin import Activation, Metadata, swiglu_clamped
 
 
 def limits(metadata: Metadata, key: str, n: int, default: tuple[float, ...] = ()) -> tuple[float, ...]:
@@ -11,3 +13,8 @@ def limits(metadata: Metadata, key: str, n: int, default: tuple[float, ...] = ()
     if key not in metadata:
         return default or (0.0,) * n
     return metadata.get_floats(key, n, minimum=0.0)
+
+
+def clamped(*bounds: float) -> list[Any]:
+    """SwiGLU within each bound; below 1e-6 there is none."""
+    return [swiglu_clamped(bound) if bound > 1e-6 else Activation.SWIGLU for bound in bounds]

@@ -5,6 +5,7 @@ blocks of 128, or those of 4 that an indexer chooses. RoPE is undone behind atte
 Residual streams are mixed (mHC). In the first layers, a token's id decides about its experts.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 
 from llamacli.plugin import (
     SHARED,
-    Activation,
     Architecture,
     Config,
     Graph,
@@ -31,9 +31,8 @@ from llamacli.plugin import (
     experts,
     hookimpl,
     network,
-    swiglu_clamped,
 )
-from llamacli_deepseek.clamps import limits
+from llamacli_deepseek.clamps import clamped, limits
 from llamacli_deepseek.pooling import pooled, pooled_attention
 from llamacli_deepseek.sparse import Indexer
 from llamacli_deepseek.streams import Streams, add_gates, gate_inputs, mix_streams, stream_gate
@@ -177,21 +176,16 @@ class DeepSeek4(Architecture):
     def forward(self, g: Graph, config: DeepSeek4Config, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w = config, weights
-        streams = g.repeat(g.embed(w.token_embd), c.n_embd, c.streams.n, tiled=True)
-        for i, block in enumerate(w.blk):
-            x, mixing = c.streams.read(g, block, "attn", streams, c.rms_eps)
-            y = self.attention(g, c, block, g.rms_norm(x, block.attn_norm, c.rms_eps), c.ratios[i])
-            streams = c.streams.write(g, y, streams, mixing)
-            x, mixing = c.streams.read(g, block, "ffn", streams, c.rms_eps)
-            y = self.feed_forward(g, c, block, g.rms_norm(x, block.ffn_norm, c.rms_eps), i)
-            streams = c.streams.write(g, y, streams, mixing)
+        branches = (functools.partial(branch, g, c) for branch in (self.attention, self.feed_forward))
+        streams = c.streams.layers(g, w.blk, g.embed(w.token_embd), c.rms_eps, *branches)
         gates = gate_inputs(g, w, "output_hc", streams, c.streams.n, c.rms_eps)
         x = mix_streams(g, streams, stream_gate(g, gates, 1.0, c.streams.eps), c.n_embd)
         return g.linear(g.rms_norm(x, w.output_norm, c.rms_eps), w.output)
 
-    def attention(self, g: Graph, c: DeepSeek4Config, block: Params, h: Value, ratio: int) -> Value:
-        """Attention to recent tokens and to blocks of `ratio`."""
-        d, rope, scale = c.head_dim, c.rope_pooled if ratio else c.rope, c.head_dim**-0.5
+    def attention(self, g: Graph, c: DeepSeek4Config, i: int, block: Params, h: Value) -> Value:
+        """Attention of block i to recent tokens and to blocks of tokens."""
+        d, ratio, scale = c.head_dim, c.ratios[i], c.head_dim**-0.5
+        rope = c.rope_pooled if ratio else c.rope
         h_q = g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.rms_eps)
         q = g.rope(g.rms_norm(g.linear(h_q, block.attn_q_b), None, c.rms_eps, d), rope, d)
         k = g.rope(g.rms_norm(g.linear(h, block.attn_kv), block.attn_kv_a_norm, c.rms_eps), rope, d)
@@ -222,10 +216,9 @@ class DeepSeek4(Architecture):
         weights = g.linear(h, block.indexer_proj)
         return g.select(q, kv, index.n_chosen, weights=weights, block=_CHOSEN, pooled=True).chosen
 
-    def feed_forward(self, g: Graph, c: DeepSeek4Config, block: Params, h: Value, i: int) -> Value:
+    def feed_forward(self, g: Graph, c: DeepSeek4Config, i: int, block: Params, h: Value) -> Value:
         """Routed and shared experts of block i."""
-        bounds = c.limits[i], c.limits_shared[i]
-        routed, shared = (swiglu_clamped(bound) if bound > 1e-6 else Activation.SWIGLU for bound in bounds)
+        routed, shared = clamped(c.limits[i], c.limits_shared[i])
         known = (
             {"by_token": block.ffn_gate_tid2eid_weight} if i < c.n_hash else {"selection_bias": block.exp_probs_b_bias}
         )

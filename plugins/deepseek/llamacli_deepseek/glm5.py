@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 
 from llamacli.plugin import (
-    Activation,
     Graph,
     Metadata,
     Mixture,
@@ -22,9 +21,8 @@ from llamacli.plugin import (
     Weights,
     hookimpl,
     network,
-    swiglu_clamped,
 )
-from llamacli_deepseek.clamps import limits
+from llamacli_deepseek.clamps import clamped, limits
 from llamacli_deepseek.kda import KdaConfig, KimiLinear
 from llamacli_deepseek.pooling import pooled
 from llamacli_deepseek.sparse import Indexer
@@ -111,20 +109,17 @@ class Glm5Next(KimiLinear):
     def forward(self, g: Graph, config: Any, weights: Weights) -> Value:
         """Token ids to logits."""
         c, w, cells = config, weights, None
-        streams = g.repeat(g.embed(w.token_embd), c.n_embd, c.streams.n, tiled=True)
-        for i, block in enumerate(w.blk):
-            x, mixing = c.streams.read(g, block, "attn", streams, c.eps)
-            h = g.rms_norm(x, block.attn_norm, c.eps)
-            if c.heads_kv[i]:
-                h_q = g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.eps)
-                cells = self.choose(g, c, block, h, h_q) if c.chooses[i] else cells
-                y = self.sparse(g, c, block, h, h_q, cells)
-            else:
-                y = self.delta(g, c, block, h)
-            streams = c.streams.write(g, y, streams, mixing)
-            x, mixing = c.streams.read(g, block, "ffn", streams, c.eps)
-            y = self.feed_forward(g, c, i, block, g.rms_norm(x, block.ffn_norm, c.eps))
-            streams = c.streams.write(g, y, streams, mixing)
+
+        def attention(i: int, block: Params, h: Value) -> Value:
+            nonlocal cells
+            if not c.heads_kv[i]:
+                return self.delta(g, c, block, h)
+            h_q = g.rms_norm(g.linear(h, block.attn_q_a), block.attn_q_a_norm, c.eps)
+            cells = self.choose(g, c, block, h, h_q) if c.chooses[i] else cells
+            return self.sparse(g, c, block, h, h_q, cells)
+
+        feed_forward = functools.partial(self.feed_forward, g, c)
+        streams = c.streams.layers(g, w.blk, g.embed(w.token_embd), c.eps, attention, feed_forward)
         parts = (g.columns(streams, i * c.n_embd, c.n_embd) for i in range(c.streams.n))
         x = g.scale(functools.reduce(g.add, parts), 1 / c.streams.n)
         return g.linear(g.rms_norm(x, w.output_norm, c.eps), w.output)
@@ -147,8 +142,7 @@ class Glm5Next(KimiLinear):
 
     def feed_forward(self, g: Graph, c: Any, i: int, block: Params, h: Value) -> Value:
         """Network or experts of block i, clamped."""
-        bounds = c.limits[i], c.limits_shared[i]
-        routed, shared = (swiglu_clamped(bound) if bound > 1e-6 else Activation.SWIGLU for bound in bounds)
+        routed, shared = clamped(c.limits[i], c.limits_shared[i])
         if not self.has_experts(c, i):
             return network(g, block, h, activation=shared)
         result: Value = c.mixture.layer(g, block, h, shared, activation=routed)

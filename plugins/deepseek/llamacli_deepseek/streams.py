@@ -7,7 +7,7 @@ are mixed by a matrix that is doubly stochastic: its rows and columns sum to 1 (
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
@@ -253,6 +253,24 @@ class Streams:
             block.add(f"{name}_fn", n, self.n * n_embd)
             block.add(f"{name}_base", n)
             block.add(f"{name}_scale", 3)
+
+    def layers(
+        self,
+        g: Graph,
+        blocks: Sequence[Params],
+        x: Value,
+        norm_eps: float,
+        attention: Callable[[int, Params, Value], Value],
+        feed_forward: Callable[[int, Params, Value], Value],
+    ) -> Value:
+        """Streams behind all blocks, whose branches read normalised inputs."""
+        streams = g.repeat(x, x.width, self.n, tiled=True)
+        for i, block in enumerate(blocks):
+            for name, branch in (("attn", attention), ("ffn", feed_forward)):
+                x, weights = self.read(g, block, name, streams, norm_eps)
+                y = branch(i, block, g.rms_norm(x, getattr(block, f"{name}_norm"), norm_eps))
+                streams = self.write(g, y, streams, weights)
+        return streams
 
     def read(self, g: Graph, block: Params, name: str, streams: Value, norm_eps: float) -> tuple[Value, Value]:
         """Input of a branch, and the weights of `write`."""
