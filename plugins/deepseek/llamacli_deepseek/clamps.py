@@ -15,6 +15,16 @@ def limits(metadata: Metadata, key: str, n: int, default: tuple[float, ...] = ()
     return metadata.get_floats(key, n, minimum=0.0)
 
 
+def expert_limits(metadata: Metadata, architecture: str, n: int, *, needed: bool = False) -> dict[str, Any]:
+    """Fields `limits` and `limits_shared`, the bounds of experts in n layers.
+
+    Shared experts have those of routed ones in files that do not say.
+    """
+    key = f"{architecture}.swiglu_clamp"
+    routed = metadata.get_floats(f"{key}_exp", n, minimum=0.0) if needed else limits(metadata, f"{key}_exp", n)
+    return {"limits": routed, "limits_shared": limits(metadata, f"{key}_shexp", n, routed)}
+
+
 def clamped(*bounds: float) -> list[Any]:
     """SwiGLU within each bound; below 1e-6 there is none."""
     return [swiglu_clamped(bound) if bound > 1e-6 else Activation.SWIGLU for bound in bounds]

@@ -7,18 +7,16 @@ Residual streams are mixed (mHC). In the first layers, a token's id decides abou
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import numpy as np
 
 from llamacli.plugin import (
-    SHARED,
     Architecture,
     Config,
     Graph,
     Metadata,
+    Mixture,
     ModelFormatError,
     Params,
     Rope,
@@ -26,13 +24,9 @@ from llamacli.plugin import (
     TensorTable,
     Value,
     Weights,
-    add_experts,
-    add_network,
-    experts,
     hookimpl,
-    network,
 )
-from llamacli_deepseek.clamps import clamped, limits
+from llamacli_deepseek.clamps import clamped, expert_limits
 from llamacli_deepseek.pooling import pooled, pooled_attention
 from llamacli_deepseek.sparse import Indexer
 from llamacli_deepseek.streams import Streams, add_gates, gate_inputs, mix_streams, stream_gate
@@ -61,12 +55,10 @@ class DeepSeek4Config(Config):
     rank_o: int
     indexer: Indexer
     streams: Streams
-    n_ff_expert: int
-    n_ff_shared: int
+    mixture: Mixture
     limits: tuple[float, ...]
     limits_shared: tuple[float, ...]
     n_hash: int
-    routing: dict[str, Any]
 
 
 class DeepSeek4(Architecture):
@@ -82,27 +74,24 @@ class DeepSeek4(Architecture):
 
         count("nextn_predict_layers", default=0, minimum=0, maximum=0)
         count("expert_gating_func", minimum=Scoring.SQRT_SOFTPLUS, maximum=Scoring.SQRT_SOFTPLUS)
-        n_ff_expert, n_layer = count("expert_feed_forward_length"), count("block_count", maximum=1 << 10)
-        n_expert, n_head = count("expert_count", maximum=1 << 14), count("attention.head_count", maximum=1 << 14)
-        common = Config.from_gguf(metadata, n_head_kv=count("attention.head_count_kv", maximum=1), n_ff=n_ff_expert)
-        count("embedding_length_out", default=4 * common.n_embd, minimum=4 * common.n_embd, maximum=4 * common.n_embd)
+        renormalize = metadata.get_bool(f"{self.name}.expert_weights_norm")
+        metadata.get_float(f"{self.name}.expert_weights_scale")
+        mixture = Mixture.from_gguf(metadata, self.name, renormalize=renormalize, n_shared=None)
+        common = Config.from_gguf(metadata, n_head_kv=count("attention.head_count_kv", maximum=1), n_ff=mixture.n_ff)
+        n_layer, n_out = common.n_layer, 4 * common.n_embd
+        count("embedding_length_out", default=n_out, minimum=n_out, maximum=n_out)
         key = f"{self.name}.attention.compress_ratios"
-        given = metadata.get(key)
-        n_ratios = max(n_layer, len(given)) if isinstance(given, Sequence | np.ndarray) else n_layer
-        ratios = metadata.get_ints(key, n_ratios)[:n_layer]
+        ratios = metadata.get_ints(key, max(n_layer, np.size(metadata.get(key, 0))))[:n_layer]
         if {*ratios} - {0, _CHOSEN, _ALL}:
             raise ModelFormatError(f"{metadata.source}: {key} has numbers other than 0, {_CHOSEN} and {_ALL}")
-        n_group = count("attention.output_group_count", maximum=n_head)
-        if n_head % n_group:
+        n_group = count("attention.output_group_count", maximum=common.n_head)
+        if common.n_head % n_group:
             raise ModelFormatError(f"{metadata.source}: {self.name}.attention.output_group_count does not divide heads")
         rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=True)
         rope = attrs.evolve(rope, first=common.head_dim - rope.n_dims)
         # The magnitude of YaRN is undone.
         magnitude = 1 / (1 - 0.1 * math.log(rope.freq_scale)) if rope.ext_factor and rope.freq_scale < 1 else 1.0
         base = metadata.get_float(f"{self.name}.attention.compress_rope_freq_base", minimum=2.0)
-
-        clamp = f"{self.name}.swiglu_clamp"
-        routed = metadata.get_floats(f"{clamp}_exp", n_layer, minimum=0.0)
         return DeepSeek4Config(
             **{field.name: getattr(common, field.name) for field in attrs.fields(Config)},
             rope=attrs.evolve(rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0),
@@ -114,17 +103,9 @@ class DeepSeek4(Architecture):
             rank_o=count("attention.output_lora_rank"),
             indexer=Indexer.from_gguf(metadata, self.name, rope),
             streams=Streams.from_gguf(metadata, self.name),
-            n_ff_expert=n_ff_expert,
-            n_ff_shared=n_ff_expert * count("expert_shared_count", maximum=1 << 10),
-            limits=routed,
-            limits_shared=limits(metadata, f"{clamp}_shexp", n_layer, routed),
+            mixture=mixture,
             n_hash=count("hash_layer_count", minimum=0, maximum=n_layer),
-            routing={
-                "n_used": count("expert_used_count", maximum=n_expert),
-                "scoring": Scoring.SQRT_SOFTPLUS,
-                "renormalize": metadata.get_bool(f"{self.name}.expert_weights_norm"),
-                "weight_scale": metadata.get_float(f"{self.name}.expert_weights_scale", minimum=0.0) or 1.0,
-            },
+            **expert_limits(metadata, self.name, n_layer, needed=True),
         )
 
     def tensors(self, config: DeepSeek4Config) -> TensorTable:
@@ -143,8 +124,7 @@ class DeepSeek4(Architecture):
                 block.add_tensor("ffn_gate_tid2eid.weight", c.n_vocab, c.n_expert_used)
             else:
                 block.add_tensor("exp_probs_b.bias", c.n_expert)
-            add_experts(block, c, c.n_ff_expert)
-            add_network(block, c, c.n_ff_shared, SHARED)
+            c.mixture.add_tensors(block, c)
         return table
 
     def add_attention(self, block: TensorTable, c: DeepSeek4Config, ratio: int) -> None:
@@ -219,10 +199,9 @@ class DeepSeek4(Architecture):
     def feed_forward(self, g: Graph, c: DeepSeek4Config, i: int, block: Params, h: Value) -> Value:
         """Routed and shared experts of block i."""
         routed, shared = clamped(c.limits[i], c.limits_shared[i])
-        known = (
-            {"by_token": block.ffn_gate_tid2eid_weight} if i < c.n_hash else {"selection_bias": block.exp_probs_b_bias}
-        )
-        return experts(g, block, h, activation=routed, **c.routing, **known) + network(g, block, h, SHARED, shared)
+        if i < c.n_hash:
+            return c.mixture.layer(g, block, h, shared, activation=routed, by_token=block.ffn_gate_tid2eid_weight)
+        return c.mixture.layer(g, block, h, shared, activation=routed, selection_bias=block.exp_probs_b_bias)
 
 
 @hookimpl

@@ -22,7 +22,7 @@ from llamacli.plugin import (
     hookimpl,
     network,
 )
-from llamacli_deepseek.clamps import clamped, limits
+from llamacli_deepseek.clamps import clamped, expert_limits
 from llamacli_deepseek.kda import KdaConfig, KimiLinear
 from llamacli_deepseek.pooling import pooled
 from llamacli_deepseek.sparse import Indexer
@@ -71,14 +71,9 @@ class Glm5Next(KimiLinear):
         n_chosen, rest = divmod(count("attention.indexer.top_k", minimum=pool), pool)
         if rest:
             raise ModelFormatError(f"{metadata.source}: {key}.top_k is not a multiple of {key}.kpool = {pool}")
-
-        clamp = f"{self.name}.swiglu_clamp"
-        routed = limits(metadata, f"{clamp}_exp", n_blocks)
         return {
             "bound": metadata.get_float(f"{self.name}.kda.gate_lower_bound", default=0.0, maximum=0.0),
             "rank_q": count("attention.q_lora_rank"),
-            "limits": routed,
-            "limits_shared": limits(metadata, f"{clamp}_shexp", n_blocks, routed),
             "streams": Streams.from_gguf(metadata, self.name),
             "indexer": Indexer(
                 count("attention.indexer.head_count"), count("attention.indexer.key_length"), None, n_chosen,
@@ -86,6 +81,7 @@ class Glm5Next(KimiLinear):
             ),
             "pool": pool,
             "chooses": types,
+            **expert_limits(metadata, self.name, n_blocks),
         }  # fmt: skip
 
     def mixture(self, metadata: Metadata) -> Mixture:
