@@ -95,6 +95,10 @@ PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 _LINEARS = (*PROJECTIONS, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _WIDE = {"n_embd": 256, "n_ff": 512, "type": "Q4_K"}
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+_BETAS = _YARN | {
+    "rope.scaling.original_context_length": 256, "rope.scaling.yarn_beta_fast": 2.0,
+    "rope.scaling.yarn_beta_slow": 0.25,
+}  # fmt: skip
 SCALES = {"minicpm.embedding_scale": 3.0, "minicpm.residual_scale": 0.4, "minicpm.logit_scale": 0.5}
 _SCALED = {"metadata": SCALES}
 _LONG = _YARN | {"rope.scaling.original_context_length": 8, "rope.scaling.yarn_log_multiplier": 1.0}
@@ -177,6 +181,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "temperature": {"seed": "mild"}
         | _mistral3({"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 4}),
         "yarn": _mistral3(_YARN),
+        "betas": _mistral3(_BETAS),
         "multiplier": _mistral3(_LONG | {"rope.scaling.yarn_log_multiplier": 0.7, "rope.scaling.attn_factor": 1.2}),
         "moe": {"n_ff": 64, "n_expert": 8, "n_expert_used": 2} | _MISTRAL3,
         "longrope": {"longrope": True},

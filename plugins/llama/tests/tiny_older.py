@@ -52,6 +52,14 @@ MODELS: dict[Any, dict[str, dict[str, Any]]] = {
             "expert_feed_forward_length": 32, "embedding_scale": 20.0, "logit_scale": 0.5,
             "final_logit_softcapping": 5.0, "attention.output_scale": 0.2, "attn_logit_softcapping": 2.0,
         },
+        "grok_yarn": _EXPERTS | {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256,
+            "rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.yarn_beta_fast": 2.0,
+            "rope.scaling.yarn_beta_slow": 0.25, "rope.scaling.yarn_attn_factor": 0.7,
+        },
+        "grok_magnitude": _EXPERTS | {
+            "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.3, "rope.scaling.yarn_attn_factor": 0.5,
+        },
     },
 }  # fmt: skip
 """Keys by architecture and variant; optional tensors are in all but those of `PLAIN`."""
