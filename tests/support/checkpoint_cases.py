@@ -713,6 +713,10 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "granite": {"lora_alpha": 7},
     "olmo2": {},
     "smollm3": {},
+    "qwen3next": {},
+    "qwen35": {},
+    "qwen35moe": {},
+    "gemma3n": {},
 }
 """Options of `write_adapter` by the case of the base."""
 
@@ -729,12 +733,13 @@ def write_adapter(
 ) -> Path:
     """Write an adapter of a case's projections; return its folder.
 
-    With `embeddings`, the table of embeddings is changed as well. `fields` are those of adapter_config.json.
+    Those of routed experts and multi-token prediction are left out. With `embeddings`, the table of embeddings is
+    changed as well. `fields` are those of adapter_config.json.
     """
     path, tensors = folder / f"{name}-adapter", {}
     path.mkdir()
     for tensor, shape in shapes_of(CASES[name]).items():
-        if tensor.endswith("_proj.weight"):
+        if tensor.endswith("_proj.weight") and ".experts." not in tensor and not tensor.startswith("mtp."):
             stem, parts = tensor.removesuffix(".weight"), {"lora_A.weight": (rank, shape[1])}
             parts["lora_B.weight"] = (shape[0], rank)
         elif embeddings and tensor.endswith("embed_tokens.weight"):

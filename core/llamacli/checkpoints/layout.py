@@ -22,13 +22,14 @@ class Conversion:
     """Conversion of a tensor.
 
     `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
-    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8; rows of an
-    adapter's matrix too, so that one that moves columns is said to compute.
+    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8. It moves
+    rows, or with `columns` columns, of an adapter's matrices too.
     """
 
     apply: Callable[[Array, Settings], Array]
     shape: Callable[[Shape, Settings], Shape] = lambda shape, settings: shape
     computes: bool = False
+    columns: bool = False
 
 
 @attrs.frozen(eq=False)

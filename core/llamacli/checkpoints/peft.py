@@ -85,7 +85,7 @@ class PeftAdapter:
         `config` are the fields of the base's config.json, which is at `source`.
         Raises ModelFormatError naming the tensor that has no partner, no place in the base, or is no change at all.
         """
-        settings = settings_of(config, checkpoint, source)
+        settings = settings_of({**config, "tensor_names": ()}, checkpoint, source)
         n_layer = settings.get("num_hidden_layers")
         if not isinstance(n_layer, int):
             raise ModelFormatError(f"{source}: num_hidden_layers is missing")
@@ -105,8 +105,12 @@ class PeftAdapter:
                 conversion = checkpoint.convert.get(re.sub(r"^blk\.\d+\.", "", target))
                 if conversion and conversion.computes:
                     raise ModelFormatError(f"{self.path / _WEIGHTS}: changes of {target} cannot be converted")
-                changed = conversion.apply(rows, settings) if conversion else rows
-                found[target] = (a.T if target == "token_embd.weight" else a, changed)
+                left = a.T if target == "token_embd.weight" else a
+                if conversion and conversion.columns:
+                    left = conversion.apply(left, settings)
+                elif conversion:
+                    rows = conversion.apply(rows, settings)
+                found[target] = (left, rows)
         names.check()
         return found
 

@@ -104,7 +104,7 @@ _TILED: dict[str, Conversion] = {
     "ssm_conv1d.weight": Conversion(
         lambda array, settings: _behind_keys(SQUEEZED.apply(array, settings), settings), SQUEEZED.shape
     ),
-    "ssm_out.weight": Conversion(_columns, computes=True),
+    "ssm_out.weight": Conversion(_columns, columns=True),
 }  # fmt: skip
 _NORMS = (
     "attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm", "nextn.enorm", "nextn.hnorm",
