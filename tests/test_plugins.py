@@ -133,6 +133,33 @@ class TestFinding:
         assert "ModuleNotFoundError: No module named 'nonexistent_module'" in bad.error
 
 
+class TestMemory:
+    @pytest.mark.every_case
+    @pytest.mark.parametrize(
+        "error",
+        [
+            "MemoryError",
+            "OSError(12, 'Cannot allocate memory')",
+            "SystemError('<built-in function compile> returned NULL without setting an exception')",
+        ],
+    )
+    def test_plugin_without_memory_is_loaded_later(
+        self, error: str, install: Installed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plugins = install(
+            dummy_full=(
+                f"import sys\nif hasattr(sys, 'full'): raise {error}\n{registering('one')}",
+                {ARCHITECTURES: {"one": "dummy_full"}},
+            )
+        )
+        monkeypatch.setattr(sys, "full", True, raising=False)
+        for load in (plugins.infos, lambda: plugins.load_group(ARCHITECTURES)):
+            with pytest.raises(MemoryError, match=r"none to load plugin dummy_full \(from dummy_full 1.5\)"):
+                load()
+        monkeypatch.delattr(sys, "full")
+        assert plugins.resolve(metadata("one")).name == "one"
+
+
 BROKEN = {
     "import_error": ("import nonexistent_module", "ModuleNotFoundError: No module named 'nonexistent_module'"),
     "exits": ("import sys\nsys.exit('leaving')", "SystemExit: leaving"),

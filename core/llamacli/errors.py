@@ -128,6 +128,24 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{f', at {line}' if line else ''}"
 
 
+_NO_MEMORY = (
+    "failed to map segment", "annot allocate memory", "can't start new thread", "load shared object file",
+    "built-in function compile> returned NULL",
+)  # fmt: skip
+"""Parts of errors about threads, libraries and modules for which there is no memory."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Test for an error that lack of memory has caused.
+
+    Python reports threads, libraries and modules for which there is none by other errors.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    kinds = (ImportError, OSError, RuntimeError, SystemError)
+    return isinstance(error, kinds) and any(text in str(error) for text in _NO_MEMORY)
+
+
 class PluginWarning(UserWarning):
     """A plugin failed, and was left out."""
 

@@ -27,7 +27,7 @@ import attrs
 import pluggy
 
 from llamacli import hookspecs
-from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, reason_of
+from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, lacks_memory, reason_of
 from llamacli.util.locking import fork_safe
 from llamacli.util.settings import KERNEL_API, KERNEL_API_CHANGE
 
@@ -175,7 +175,10 @@ class Plugins:
         return claims
 
     def load(self, entry: EntryPoint) -> None:
-        """Import the entry's module, register its hooks; always the same PluginError."""
+        """Import the entry's module, register its hooks; always the same PluginError.
+
+        MemoryError, after which the next call tries again, if there is no memory for it.
+        """
         with self._lock:  # models are loaded by several threads
             self._load(entry)
 
@@ -192,11 +195,13 @@ class Plugins:
             raise
         except BaseException as cause:
             # An error while one plugin loads must not affect the others.
+            if self._manager.has_plugin(entry.module):
+                self._manager.unregister(name=entry.module)
+            if lacks_memory(cause):
+                raise MemoryError(f"there is none to load plugin {_describe(entry)}") from cause
             error = PluginError(f"plugin {_describe(entry)} cannot be loaded: {reason_of(cause)}")
             error.__cause__ = cause
             self._errors[entry.module] = error
-            if self._manager.has_plugin(entry.module):
-                self._manager.unregister(name=entry.module)
             raise error from cause
         if (seconds := time.perf_counter() - started) > _SLOW_S:
             warn(f"plugin {_describe(entry)} took {seconds:.1f} seconds to load")

@@ -75,9 +75,10 @@ def generate(base: float, per_row: float, chance: float, *, drafting: float = 0.
     return clock.now / (n * (base + per_row)), draft.n_drafted_in_all
 
 
-def test_drafts_that_pay_are_long() -> None:
-    seconds, _ = generate(1.0, 0.02, 0.95)
-    assert seconds < 0.2
+@pytest.mark.parametrize("drafting", [0.0, 0.01])
+def test_drafts_that_pay_are_long(drafting: float) -> None:
+    seconds, _ = generate(1.0, 0.02, 0.95, drafting=drafting)
+    assert seconds < 0.2 + drafting
 
 
 @pytest.mark.parametrize(("per_row", "drafting"), [(0.05, 0.0), (0.5, 0.0), (2.0, 0.0), (0.05, 0.5)])
@@ -117,6 +118,18 @@ def test_a_draft_may_have_one_token() -> None:
     draft = Draft(Zeros(Clock()), 1)
     Drafts(costs(1.0, 0.01)).propose([Running(draft)])
     assert len(draft.tokens) == 1
+
+
+def test_a_draft_may_have_the_most_tokens_of_its_drafter() -> None:
+    draft = Draft(Zeros(Clock()), 10)
+    drafts, sequence = Drafts(costs(1.0, 0.01)), Running(draft)
+    for _ in range(8):
+        drafts.propose([sequence])
+        n_drafted = len(draft.tokens)
+        while draft.accepts(0):
+            pass
+        draft.settle()
+    assert n_drafted == 10
 
 
 def test_a_step_stays_within_its_time() -> None:

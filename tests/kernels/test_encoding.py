@@ -160,6 +160,14 @@ def test_rows_of_partial_blocks_are_refused(team: Team) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
+def test_scales_and_shifts_are_those_that_files_hold(team: Team, fmt: BlockFormat) -> None:
+    """Codes of numbers that are rounded afterwards would not be the nearest."""
+    blocks = encode(team, fmt, np.random.default_rng(4).normal(size=(8, 256)).astype(np.float32))
+    for numbers in (blocks.factors, blocks.scales, blocks.shift_factors, blocks.shifts):
+        np.testing.assert_array_equal(numbers, numbers.astype(np.float16))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_powers_of_two_change_only_the_scales(team: Team, fmt: BlockFormat) -> None:
     x = np.random.default_rng(2).normal(size=(2, 512)).astype(np.float32)
     np.testing.assert_array_equal(quantized(team, fmt, 4 * x), 4 * quantized(team, fmt, x))

@@ -14,8 +14,8 @@ import pytest
 from conftest import TinyGguf
 from llamacli import Model, load_model
 from llamacli.engine import default_engine
-from llamacli.kv import prompt_cache
-from llamacli.kv.prompt_cache import PromptCache
+from llamacli.kv import PrefixIndex, prompt_cache
+from llamacli.kv.prompt_cache import MIN_TOKENS, PromptCache
 from llamacli.plugins import Plugins
 
 TEXT = [(7 * i * i + 3 * i) % 100 + 3 for i in range(150)]
@@ -105,6 +105,32 @@ def test_longer_texts_replace_their_beginnings(load: Load, folder: Path) -> None
     with load() as model:
         evaluated(model, [*TEXT[:70], 1, *TEXT[:60]])
     assert len([*folder.iterdir()]) == 2
+
+
+def test_the_longest_of_several_beginnings_is_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (TEXT[:150], [*TEXT[:70], 1, *TEXT[:60]]):
+        with load() as model:
+            evaluated(model, text)
+    with load() as model, model.create_session(n_ctx=200) as session:
+        cache = model.prompt_cache
+        entries = cache._read_index(session.cache)
+        for turn in (entries, entries[::-1]):
+            monkeypatch.setattr(cache, "_read_index", lambda _, turn=turn: turn)
+            index = PrefixIndex(session.cache.pool)
+            assert cache.load(index, session.cache, TEXT[1:], 1 << 30) == 0
+            assert cache.load(index, session.cache, TEXT, 1 << 30) == 150
+            index.clear()
+        assert len(entries) == 2
+
+
+def test_the_shortest_beginning_that_is_read(load: Load) -> None:
+    with load() as model:
+        evaluated(model, TEXT)
+    for n in (MIN_TOKENS, MIN_TOKENS + 1):  # the last token is always evaluated
+        with load() as model, model.create_session(n_ctx=200) as session:
+            index = PrefixIndex(session.cache.pool)
+            assert model.prompt_cache.load(index, session.cache, TEXT[:n], 1 << 30) == (n > MIN_TOKENS and len(TEXT))
+            index.clear()
 
 
 def test_short_texts_are_not_written(load: Load, folder: Path) -> None:

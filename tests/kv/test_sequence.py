@@ -7,7 +7,7 @@ import pytest
 
 from kv_helpers import ONE, InterruptAt, fill, new_sequence, random_cells
 from llamacli import InvalidRequestError
-from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVPool, KVSequence, KVSpec
+from llamacli.kv import KV_TYPES, PAGE, KVLayout, KVPool, KVSequence, KVSpec, RecurrentSpec
 from llamacli.kv import sequence as sequence_module
 from llamacli.testing import formulas
 from suite import STRIDE
@@ -141,6 +141,17 @@ class TestWindows:
         assert [pages.n_used for pages in sequence.pool.groups] == [0, 0]
         fill(sequence, 0, 100)
 
+    def test_range_without_its_window_is_not_removed(self) -> None:
+        sequence = new_sequence(self.SPECS, 200)
+        fill(sequence, 0, 100)
+        sequence.tokens += range(100)
+        sequence.evict(100)  # the window has the cells from 80 on
+        with pytest.raises(InvalidRequestError, match="cannot remove positions 90 to 98: the sliding window"):
+            sequence.remove(90, 98, lambda _, keys: keys)
+        assert sequence.tokens == [*range(100)]
+        sequence.remove(98, 99, lambda _, keys: keys)
+        assert sequence.tokens == [*range(98), 99]
+
     def test_copy_of_an_empty_range_changes_nothing(self) -> None:
         source = new_sequence(self.SPECS, 200)
         fill(source, 0, 100)
@@ -160,6 +171,18 @@ class TestWindows:
         assert sequence.pool.groups[1].n_used <= 2 * (20 // PAGE + 2), "pages in between are released"
         sequence.truncate(50)
         np.testing.assert_array_equal(sequence.read(1, 50)[0][..., 31:], k.transpose(1, 2, 0)[..., 31:])
+
+
+def test_kept_states_are_those_that_an_evaluation_leaves() -> None:
+    layout = KVLayout.of([ONE], "f32", [RecurrentSpec("state", (2,))])
+    sequence = KVSequence(KVPool(layout), 64)
+    sequence.reserve(0, 20)
+    sequence.commit(range(20))
+    sequence.hold()
+    sequence.reserve(20, 1)
+    assert sequence.n_kept == 20
+    sequence.reserve(20, 4, n_behind=2)  # which writes those before the last 2 in their place
+    assert sequence.n_kept is None
 
 
 @pytest.mark.deep

@@ -107,6 +107,7 @@ class TestKVCache:
 
     def test_sequence_is_written_to_a_file_and_read(self, model: Model, tmp_path: Path) -> None:
         with model.kv_cache(2, n_ctx_seq=128) as cache:
+            assert (cache.state_size(0), cache.state_save(0)) == (0, b"")
             Session(model, sequence=cache.sequence(0), reuse=False).eval(LONG[:48])
             n_bytes = cache.write_file(0, tmp_path / "s")
             assert n_bytes == cache.state_size(0) == len(cache.state_save(0)) == (tmp_path / "s").stat().st_size

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import LoadTiny
 from llamacli import ArrayFile, Graph, InvalidRequestError, QuantMode, Rope, Value
 from llamacli.engine import Engine, Program, Span
 from llamacli.gguf import Metadata
@@ -150,3 +151,17 @@ def test_values_that_depend_on_positions_are_refused(engine: Engine) -> None:
     program = engine.compile(graph, ArrayFile(Path("m"), Metadata({}), arrays), QuantMode.FP32)
     with pytest.raises(InvalidRequestError, match=r"cached values of layer 0 cannot be moved .* by Rotate"):
         program.shift_keys(0, keys_of(program, [3, 11, 7]), 1, 64)
+
+
+def test_context_of_the_original_length_takes_short_factors(load_tiny: LoadTiny) -> None:
+    model = load_tiny("phi3_long", "fp32")
+    (length,) = {length for op in model.program.graph.ops for length in op.context_lengths()}
+    lengths = (8, length, length + 1)
+    assert [model.program.rope_variant(n) for n in lengths] == [0, 0, 1]
+    logits = []
+    for n in lengths:
+        with model.create_session(n_ctx=n, reuse=False) as session:
+            session.eval([1, 2, 3])
+            logits.append(session.logits.copy())
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert not np.array_equal(logits[1], logits[2])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tiny_variants
-from llamacli.testing.vocabularies import HEAD, vocabulary_size
+from llamacli.testing.vocabularies import HEAD, vocabulary, vocabulary_size
 from oracle.goldens import DIRECTORY
 
 GOLDEN = DIRECTORY / "samplers.json"
@@ -60,16 +60,23 @@ CASES: dict[str, list[Step]] = {
 """Samplers in order, under llama.cpp's names, with its arguments but for seeds and what is always the same."""
 
 
-INFILL = [(6.0, 0.0), (2.0, 0.0), (3.0, 0.0), (1.0, 0.0), (3.0, 12.0), (6.0, 20.0)]
-"""Standard deviations of logits, and what is added to that of the end, of a vocabulary with words."""
+INFILL = [
+    (6.0, 0.0), (2.0, 0.0), (3.0, 0.0), (1.0, 0.0), (3.0, 12.0), (6.0, 20.0), (0.1, 8.0, 12.0), (0.3, 6.0, 12.0),
+]  # fmt: skip
+"""Of a vocabulary with words, standard deviations of logits, and what is added to those of the end and of `ALIKE`."""
+ALIKE = ["▁o", "▁th", "▁the", "▁on"]
+"""Words of which some begin with others."""
 
 
 def infill_logits(number: int) -> np.ndarray:
     """float32 [n_vocab] for a case of `INFILL`."""
-    deviation, end = INFILL[number]
+    deviation, end, *alike = INFILL[number]
     found = np.random.RandomState(100 + number).normal(0, deviation, vocabulary_size("spm"))
     found[len(HEAD) :] += 2 * deviation
     found[list(HEAD).index("</s>")] += end
+    if alike:
+        pieces = vocabulary("spm")["tokenizer.ggml.tokens"]
+        found[[pieces.index(piece) for piece in ALIKE]] += alike[0]
     return found.astype(np.float32)
 
 
@@ -128,9 +135,9 @@ def _record() -> None:
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
         model = llama_cpp.llama_model_load_from_file(bytes(path), params)
-        vocabulary = llama_cpp.llama_model_get_vocab(model)
+        vocab = llama_cpp.llama_model_get_vocab(model)
         for number in range(len(INFILL)):
-            samplers = [_made("top_k", 40), llama_cpp.llama_sampler_init_infill(vocabulary)]
+            samplers = [_made("top_k", 40), llama_cpp.llama_sampler_init_infill(vocab)]
             golden[f"infill {number}"] = _left(infill_logits(number), samplers)
         llama_cpp.llama_model_free(model)
     GOLDEN.write_text("{\n" + ",\n".join(f'"{case}": {json.dumps(value)}' for case, value in golden.items()) + "\n}\n")

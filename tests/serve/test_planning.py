@@ -125,6 +125,32 @@ def test_time_outside_of_evaluation_is_a_mean() -> None:
     assert planner._other_s == pytest.approx(0.01, rel=1e-3)
 
 
+def test_rows_of_logits_of_a_prompt_fit_their_memory() -> None:
+    simulation = Simulation(step_ms=0)
+    with patch("llamacli.serve.planning._ROW_BYTES", 4 * simulation.model.config.n_vocab * 10):
+        simulation.submit(request("a", 45, max_tokens=1, prompt_logprobs=1))
+        simulation.run()
+    assert simulation.program.calls == [[10]] * 4 + [[5]]
+
+
+def test_drafts_of_clients_beside_background_requests() -> None:
+    simulation = Simulation(step_ms=0, draft_max=4, max_running=2)
+    simulation.submit(request("later", 20, background=True, max_tokens=200, ignore_eos=True))
+    simulation.submit(request("client", 20, seed=1, max_tokens=100, ignore_eos=True))
+    simulation.run(until=lambda: Done in kinds(simulation, "client"))
+    both = [call for call in simulation.program.calls[4:] if len(call) == 2]
+    assert max(call[0] for call in both) > 1
+    assert max(call[1] for call in both) == 1
+
+
+def test_time_for_pictures_is_what_texts_leave() -> None:
+    simulation = Simulation(step_ms=150)
+    for i in range(8):
+        simulation.submit(request(str(i), 20, seed=i, max_tokens=60, ignore_eos=True))
+    simulation.run(until=lambda: [1] * 8 in simulation.program.calls[-20:-10])
+    assert simulation.scheduler._planner.picture_s == pytest.approx(0.15 - (0.025 + 8 * 0.002), abs=0.01)
+
+
 def test_prompts_go_on_when_texts_alone_exceed_the_time() -> None:
     simulation = Simulation(step_ms=20, max_running=8)
     for i in range(4):

@@ -11,6 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fake_serving import EOS, PAGE_BYTES, Simulation, alone, kinds, last, prompt_of, request
+from llamacli.engine.base import Prompts
 from llamacli.errors import InvalidRequestError
 from llamacli.sampling import SamplingParams
 from llamacli.serve import running
@@ -446,3 +447,22 @@ def test_background_requests_wait_longer_than_those_of_clients() -> None:
 def test_seeds_of_choices_stay() -> None:
     assert seed_of_choice(7, 0) == 7
     assert seed_of_choice(7, 1) == 74571000461966187674218521778895046012
+
+
+@pytest.mark.parametrize("way", [Prompts.REGISTERS, Prompts.TILES])
+def test_cells_of_generated_tokens_where_prompts_go_another_way(way: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, ways = Simulation(), list[tuple[int, bool]]()
+    forward = simulation.program.forward
+
+    def noted(tokens: Any, spans: Any, n_last: Any, **options: Any) -> Any:
+        ways.extend((span.n, span.is_prompt) for span in spans)
+        return forward(tokens, spans, n_last, **options)
+
+    monkeypatch.setattr(simulation.program, "prompts", way)
+    monkeypatch.setattr(simulation.program, "forward", noted)
+    simulation.submit(request("a", 20, ignore_eos=True))
+    simulation.run(until=lambda: len(ways) > 5)
+    (sequence,) = simulation.scheduler.running.sequences
+    assert ways == [(20, way is Prompts.TILES), *[(1, False)] * 5]
+    assert sequence.cell_keys[:25] == sequence.cache.tokens[:25]
+    assert (min(sequence.cache.tokens) < 0) == (way is Prompts.TILES)

@@ -12,7 +12,7 @@ import pytest
 from adapters import write_adapter
 from conftest import TinyGguf
 from llamacli import ClosedError, InvalidRequestError, Model, Session, StateError, eval_batch, load_model
-from llamacli.engine import default_engine
+from llamacli.engine import compiled_model, default_engine
 from llamacli.engine.adapters import Adapter
 from llamacli.plugins import Plugins
 
@@ -28,11 +28,12 @@ def model(request: pytest.FixtureRequest, tiny_gguf: TinyGguf, plugins: Plugins)
 
 @pytest.fixture(scope="module")
 def path(model: Model, tiny_gguf: TinyGguf, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def chosen(name: str) -> bool:
-        return "attn" in name or "ffn" in name
-
     folder = tmp_path_factory.mktemp("adapters")
     return write_adapter(folder / "a.gguf", Path(model.metadata.source), chosen=chosen)
+
+
+def chosen(name: str) -> bool:
+    return "attn" in name or "ffn" in name
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,32 @@ def test_one_program_serves_all_scales(model: Model, adapter: Adapter) -> None:
     programs = {model.program_with(((adapter, scale),)) for scale in (0.25, 1.0, -3.0)}
     assert len(programs) == 1
     assert programs != {model.program}
+
+
+def test_programs_are_kept_while_their_sessions_are_open(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(model.metadata.source)
+    files = [write_adapter(tmp_path / f"{i}.gguf", source, seed=str(i), chosen=chosen) for i in range(5)]
+    adapters = [model.load_adapter(file) for file in files]
+    sets = [[one for i, one in enumerate(adapters) if bits >> i & 1] for bits in range(1, 21)]
+    sessions = [model.create_session(adapters=some, reuse=False) for some in sets]
+    programs = [weakref.ref(session.program) for session in sessions]
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_model, "adapted_program", lambda *_: pytest.fail("a program is compiled again"))
+        for session in sessions:
+            session.eval(PROMPT[:3])
+        last = weakref.ref(adapters[4])
+        gc.disable()
+        try:
+            for session in sessions:
+                session.close()
+            assert [program() is None for program in programs] == [True] * 19 + [False]  # the last one used is kept
+            del session, sessions, sets, adapters
+            assert last() is None
+            assert programs[-1]() is None
+        finally:
+            gc.enable()
 
 
 def test_prefixes_are_shared_by_equal_adapters_only(model: Model, adapter: Adapter) -> None:

@@ -16,8 +16,8 @@ from click.shell_completion import CompletionItem
 from llamacli.cli.commands import Commands
 from llamacli.cli.interrupts import EXIT_CODE
 from llamacli.cli.options import DEBUG, global_options, log_to_stderr
-from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, lacks_memory, note, one_line
-from llamacli.errors import LlamaCliError
+from llamacli.cli.output import ClosedStdout, at_words, discard_stdout, note, one_line
+from llamacli.errors import LlamaCliError, lacks_memory
 
 ELSEWHERE = {
     "show": "inspect MODEL", "ls": "list", "chat": "run MODEL",

@@ -20,14 +20,11 @@ from typing import Any
 
 import click
 
-from llamacli.errors import LlamaCliError
+from llamacli.errors import LlamaCliError, lacks_memory
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 """Control characters except tabs and line ends."""
 
-
-_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread", "load shared object file")
-"""Parts of errors about threads and libraries for which there is no memory."""
 _LONGEST = 2000
 """Characters of the longest error that is printed whole."""
 
@@ -170,16 +167,6 @@ def one_line(error: Exception) -> str:
         return text
     half = _LONGEST // 2
     return f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Test for an error that lack of memory has caused.
-
-    Python reports threads and libraries for which there is none by other errors.
-    """
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, (ImportError, OSError, RuntimeError)) and any(text in str(error) for text in _NO_MEMORY)
 
 
 def human_bytes(n: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,15 +35,22 @@ from llamacli.util.memory import trim_heap
 if TYPE_CHECKING:
     from llamacli.sampling import SamplerType
 
-_KEPT_PROGRAMS = 16
-"""Forward passes with adapters that a model keeps compiled; each has buffers of its own."""
-
 PREFIX_CACHE_BYTES = 256 << 20
 PREFIX_CACHE_STATES = 8
 """Recurrent states that the prefix cache of a model can hold, even if they are more than PREFIX_CACHE_BYTES."""
 
 KVTypes = str | tuple[str, str] | KVType
 """Types of cached keys and values: one name for both, or a pair."""
+
+
+class AdaptedProgram:
+    """Forward pass with a set of adapters, shared by its sessions.
+
+    It is kept while one of them refers to it. `program` is None before it is compiled, and once the model is closed.
+    """
+
+    def __init__(self) -> None:
+        self.program: Program | None = None
 
 
 class CompiledModel:
@@ -74,7 +80,8 @@ class CompiledModel:
         self._shapes = dict(shapes or {})
         self._adapters: Adapters = ()
         self._loaded_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
-        self._programs: OrderedDict[tuple[Adapter, ...], Program] = OrderedDict()  # the one used last is at the end
+        self._adapted: weakref.WeakValueDictionary[tuple[str, ...], AdaptedProgram] = weakref.WeakValueDictionary()
+        self._last_adapted: weakref.WeakKeyDictionary[Adapter, AdaptedProgram] = weakref.WeakKeyDictionary()
         self._programs_lock = fork_safe(threading.Lock())
         state_bytes = sum(spec.n_bytes for spec in program.recurrent)
         self.identity = identity
@@ -113,8 +120,9 @@ class CompiledModel:
     def load_adapter(self, path: str | os.PathLike[str]) -> Adapter:
         """Load a LoRA adapter for sessions of this model, see `create_session`.
 
-        It is freed when neither a session nor the caller refers to it. Raises ModelFormatError, naming the key or
-        tensor at fault, for a file that is no LoRA adapter of this model; ClosedError.
+        It is freed when neither a session nor the caller refers to it, or to others given along with it. Raises
+        ModelFormatError, naming the key or tensor at fault, for a file that is no LoRA adapter of this model;
+        ClosedError.
         """
         adapter = load_adapter(path, self.program, self.config.architecture, self._shapes)
         self._loaded_adapters.add(adapter)
@@ -133,22 +141,38 @@ class CompiledModel:
     def program_with(self, adapters: Adapters) -> Program:
         """The forward pass with adapters, which share its weights.
 
-        It is compiled for a set of adapters, whatever their scales; those used last are kept. Raises ClosedError after
-        close().
+        It is compiled for a set of adapters, whatever their scales, unless `keep_program` keeps it or it was the last
+        one used. Raises ClosedError after close().
         """
-        program = self._program
-        if program is None:
-            raise ClosedError("the model is closed")
-        if not adapters:
-            return program
-        key = without_scales(adapters)
+        program = self.program
+        return program if not adapters else self._find(program, adapters)[1]
+
+    def keep_program(self, adapters: Adapters) -> AdaptedProgram | None:
+        """Compile the forward pass with adapters, to be kept.
+
+        It is kept while the caller refers to the result, and has buffers of its own; close() frees it. Raises
+        ClosedError after close().
+        """
+        program = self.program
+        return self._find(program, adapters)[0] if adapters else None
+
+    def _find(self, program: Program, adapters: Adapters) -> tuple[AdaptedProgram, Program]:
+        used = without_scales(adapters)
+        key = tuple(adapter.digest for adapter in used)
         with self._programs_lock:
-            found = self._programs.pop(key, None) or adapted_program(program, key)
+            adapted = self._adapted.get(key) or AdaptedProgram()
+            found = adapted.program or adapted_program(program, used)
             if not self.closed:
-                self._programs[key] = found
-            while len(self._programs) > _KEPT_PROGRAMS:
-                self._programs.popitem(last=False)
-        return found
+                adapted.program = found
+                self._adapted[key] = adapted
+                if self._last_adapted.get(used[0]) is not adapted:
+                    self._last_adapted = weakref.WeakKeyDictionary({used[0]: adapted})
+        return adapted, found
+
+    def _forget_adapted(self) -> None:
+        with self._programs_lock:
+            for adapted in self._adapted.values():
+                adapted.program = None
 
     @property
     def has_nextn(self) -> bool:
@@ -205,7 +229,7 @@ class CompiledModel:
             program = self.program
             self._program = program.recompiled(program.graph.with_layer_inputs(wanted), {})
             self._layer_inputs = wanted
-            self._programs.clear()
+            self._forget_adapted()
         n = self.config.n_embd
         return [slice(n * at, n * (at + 1)) for at in (1 + wanted.index(layer) for layer in layers)]
 
@@ -359,5 +383,5 @@ class CompiledModel:
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()
         self._nextn = self._nextn_pool = None
-        self._programs.clear()
+        self._forget_adapted()
         trim_heap()

@@ -184,7 +184,7 @@ class TokenStream(TokenSequence):
         if sequence is None:
             n_ctx, variant = model.context_size(n_ctx), key_of(self.adapters)
             sequence = KVSequence(model.kv_pool(kv_type), n_ctx, model.program.rope_variant(n_ctx), variant)
-        model.program_with(self.adapters)  # compiled now, so that errors and waiting come here
+        self._adapted = model.keep_program(self.adapters)  # compiled now, so that errors and waiting come here
         self.model, self.n_ctx, self.strategy = model, sequence.seq_len, CacheStrategy.of(strategy)
         self.lock = fork_safe(threading.RLock())
         self._cache: KVSequence | None = sequence
@@ -437,7 +437,7 @@ class TokenStream(TokenSequence):
         if self._cache is not None:
             self._keep(self._cache)
             self._cache.close()
-        self._cache = None
+        self._cache = self._adapted = None
 
     def _chunk(
         self, ids: list[int] | Inputs, *, all_logits: bool = False, n_ahead: int = 0, generated: bool = False

@@ -110,7 +110,7 @@ class Scheduler:
         self.running, self.slots = Running(self.memory, self.counters), Slots(self.memory)
         self._lifecycle = Lifecycle(self.queue, self.running, self.counters, clock)
         self._sampling, self.adapters = sampling or SamplingPool(), tuple(adapters)
-        model.program_with(self._scaled({}))  # compiled now, not in a step
+        self._adapted = model.keep_program(self._scaled({}))  # compiled now, not in a step
         self._drafts = ServedDrafts(drafts, settings.draft_max, model, self.memory, self.cost, clock)
         self.sees = encoder is not None
         self.pictures = ServedPictures(encoder or _no_encoder, clock)
@@ -376,6 +376,7 @@ class Scheduler:
         self.pictures.close()
         self.running.close()
         self.memory.close()
+        self._adapted = None
 
     # --- leaving and entering
 
