@@ -23,7 +23,7 @@ from llamacli.generation.drafts import Drafts
 from llamacli.generation.stream import eval_batch
 from llamacli.plugins import Plugins
 from llamacli.testing.vocabularies import vocabulary_size
-from suite import examples
+from suite import calls_at_most, examples
 
 SEQ_LEN = 120
 GRAMMARS = (None, "root ::= [a-z ]*", 'root ::= ("ab" | "c")+ [0-9]*')
@@ -444,3 +444,12 @@ def test_a_head_that_was_closed_takes_nothing(models: dict[str, Model]) -> None:
         with MtpHead(model) as head:
             session.drafter = head
         session.eval(prompt_of(model, 1))
+
+
+def test_a_predicted_text_of_a_whole_context_has_no_index() -> None:
+    text = [3, *(number % 1009 for number in range(131_000))]
+    with calls_at_most(200):
+        drafter = PredictedText(text, max_tokens=4)
+        assert drafter.draft(text[:3], 4) == text[3:7]
+        assert drafter.draft([*text[:3], 9], 4) == []
+        assert drafter.draft([*text[:3], 9, *text[400:410]], 4) == text[410:414]

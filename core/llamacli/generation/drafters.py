@@ -8,9 +8,11 @@ verification by equality needs no rejection sampling).
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from llamacli.engine.compiled_model import CompiledModel
 from llamacli.engine.heads import Head, nextn_head
@@ -134,10 +136,7 @@ class PredictedText(_Limited):
 
     def __init__(self, text: Sequence[int], max_tokens: int = MAX_DRAFT):
         super().__init__(max_tokens)
-        self._tokens = list(text)
-        self._places: dict[tuple[int, ...], list[int]] = {}  # after each pair of tokens
-        for at in range(2, len(self._tokens)):
-            self._places.setdefault(tuple(self._tokens[at - 2 : at]), []).append(at)
+        self._tokens, self._ids = list(text), np.array(text, np.int32)
         self._ahead: int | None = None  # by how much the context is longer than the text
 
     def begin(self, model: CompiledModel) -> None:
@@ -145,15 +144,26 @@ class PredictedText(_Limited):
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Tokens that may follow; see `llamacli.generation.drafting.Drafter`."""
-        places = self._places.get(tuple(tokens[-2:]))
-        if places is None:
-            return []
-        expected = 0 if self._ahead is None else len(tokens) - self._ahead
-        near = bisect.bisect(places, expected)
-        near_places = places[max(0, near - _PLACES // 2) : near + _PLACES // 2]
-        at = max(near_places, key=lambda at: (_n_equal(self._tokens, at, tokens, _COMPARED), -abs(at - expected)))
+        text, expected = self._tokens, 0 if self._ahead is None else len(tokens) - self._ahead
+        at = expected
+        if not 0 < at < len(text) or _n_equal(text, at, tokens, _COMPARED) < _COMPARED:  # no place is better else
+            places = self._find(tokens[-2:])
+            near = int(np.searchsorted(places, expected, "right"))
+            near_places = places[max(0, near - _PLACES // 2) : near + _PLACES // 2].tolist()
+            if not near_places:
+                return []
+            at = max(near_places, key=lambda at: (_n_equal(text, at, tokens, _COMPARED), -abs(at - expected)))
         self._ahead = len(tokens) - at
-        return self._tokens[at : at + max(0, min(limit, self._max_tokens))]
+        return text[at : at + max(0, min(limit, self._max_tokens))]
+
+    def _find(self, pair: Sequence[int]) -> npt.NDArray[np.intp]:
+        """Places in the text after two tokens."""
+        # Compared for each draft, in 0.1 ms for 131,000 tokens: an index of them takes longer than many drafts.
+        ids = self._ids[:-1]
+        if len(pair) < 2 or len(ids) < 2:
+            return np.empty(0, np.intp)
+        firsts = np.flatnonzero(ids[:-1] == pair[0])
+        return firsts[ids[firsts + 1] == pair[1]] + 2
 
 
 def _n_equal(text: Sequence[int], at: int, tokens: Sequence[int], limit: int) -> int:

@@ -80,10 +80,6 @@ async def chat(call: Call, request: OllamaChat) -> None:
 
 async def generate(call: Call, request: OllamaGenerate) -> None:
     """Continue a text, or reply to it by the model's chat template."""
-    if request.context:
-        raise BadRequestError("context: it is not supported; use /api/chat", "context")
-    if request.template:
-        raise BadRequestError("template: it is not supported; start the server with --chat-template", "template")
     if not request.prompt and not request.images:
         await _load(call, request, "response")
         return

@@ -42,6 +42,8 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Query parameters: description and schema."""
 _REQUIRED = ("action", "conv_id")
+_CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "application/octet-stream"}
+"""Content types that are not JSON, by the name of a route."""
 _ANTHROPIC_ERROR = {
     "type": "object",
     "properties": {
@@ -121,4 +123,4 @@ def _query(name: str) -> dict[str, Any]:
 
 
 def _content_type(route: ApiRoute) -> str:
-    return "text/plain" if route.name == "/metrics" else "application/json"
+    return _CONTENT_TYPES.get(route.name, "application/json")

@@ -60,6 +60,12 @@ def test_files(client) -> None:
         client.files.retrieve(made.id)
 
 
+def test_contents_have_the_described_type(client, http) -> None:
+    made = client.files.create(file=("some.bin", b"some"), purpose="user_data")
+    described = http.send("/openapi.json").json["paths"]["/v1/files/{id}/content"]["get"]["responses"]["200"]
+    assert [http.send(f"/v1/files/{made.id}/content").headers["content-type"]] == list(described["content"])
+
+
 def test_wrong_files(http, client) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("a", b"x"), purpose="other")

@@ -30,6 +30,7 @@ def test_text(client, fake) -> None:
     assert [item.type for item in reply.output] == ["reasoning", "message"]
     assert reply.output[0].content[0].text == "hm"
     assert (reply.usage.input_tokens, reply.usage.output_tokens_details.reasoning_tokens) == (9, 2)
+    assert reply.usage.input_tokens_details.to_dict() == {"cached_tokens": 4, "cache_write_tokens": 0}
     text = fake._model.decode(fake.requests[0].prompts[0])
     assert "Be brief." in text
     assert fake.requests[0].max_tokens == 9

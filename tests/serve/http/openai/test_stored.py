@@ -70,6 +70,8 @@ def test_conversations(client, fake) -> None:
         made.id, items=[{"type": "message", "role": "user", "content": "one more"}]
     )
     assert more.data[0].content[0].text == "one more"
+    said = client.conversations.items.create(made.id, items=[{"type": "message", "role": "assistant", "content": "ok"}])
+    assert (said.data[0].content[0].text, said.data[0].content[0].annotations) == ("ok", [])
     assert client.conversations.update(made.id, metadata={"topic": "x"}).metadata == {"topic": "x"}
     assert client.conversations.retrieve(made.id).metadata == {"topic": "x"}
     client.responses.create(model="demo", input="last", conversation=made.id, store=False)

@@ -82,6 +82,9 @@ def shown_items(items: Sequence[InputItem]) -> list[Object]:
         if item.type == "message" and isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
             data["content"] = [{"type": kind, "text": item.content}]
+        for part in data.get("content") or ():
+            if part["type"] == "output_text":
+                part.update(annotations=[], logprobs=[])
         found.append(data)
     return found
 

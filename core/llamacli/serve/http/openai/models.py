@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from typing import Any
 
 from llamacli.serve.errors import UnknownModelError
@@ -30,13 +31,16 @@ async def models(call: Call) -> None:
     if call.query.get("reload") == "1":
         await call.server.reload()
     infos = call.server.engine.models()
+    data = [_shape(info, call) for info in infos]
     named = [{"name": info.name, "model": info.name, "capabilities": _capabilities(info)} for info in infos]
-    await call.respond({"object": "list", "data": [_shape(info) for info in infos], "models": named})
+    ends = {"has_more": False, "first_id": infos[0].name, "last_id": infos[-1].name} if infos else {"has_more": False}
+    page = ends if _is_anthropic(call) else {}
+    await call.respond({"object": "list", "data": data, "models": named, **page})
 
 
 async def model(call: Call) -> None:
     """Model of a name or alias."""
-    await call.respond(_shape(_known(call, call.path_params["name"])))
+    await call.respond(_shape(_known(call, call.path_params["name"]), call))
 
 
 async def events(call: Call) -> None:
@@ -95,7 +99,17 @@ def _capabilities(info: ModelInfo) -> list[str]:
     return ["completion", *(["multimodal"] if info.sees or info.hears else [])]
 
 
-def _shape(info: ModelInfo) -> dict[str, Any]:
+def _is_anthropic(call: Call) -> bool:
+    """True for clients of Anthropic's API, whose paths are equal."""
+    return "anthropic-version" in call.headers
+
+
+def _anthropic_shape(info: ModelInfo) -> dict[str, Any]:
+    created = datetime.datetime.fromtimestamp(info.created, datetime.UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "display_name": info.name, "created_at": created, "lifecycle": "active"}
+
+
+def _shape(info: ModelInfo, call: Call) -> dict[str, Any]:
     meta = {
         "n_vocab": info.n_vocab,
         "n_ctx": info.n_ctx,
@@ -118,4 +132,5 @@ def _shape(info: ModelInfo) -> dict[str, Any]:
             "output_modalities": ["text"],
         },
         "meta": meta,
+        **(_anthropic_shape(info) if _is_anthropic(call) else {}),
     }

@@ -85,7 +85,7 @@ class ResponseShapes:
             "truncation": "disabled",
             "usage": None if usage is None else {
                 "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached},
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
                 "output_tokens": usage.generated,
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning},
                 "total_tokens": usage.prompt + usage.generated,

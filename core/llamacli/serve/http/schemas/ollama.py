@@ -94,13 +94,17 @@ class OllamaChat(OllamaBase, kw_only=True):
 class OllamaGenerate(OllamaBase, kw_only=True):
     """Request of `/api/generate`."""
 
+    foreign: ClassVar[Foreign] = {
+        **OllamaBase.foreign,
+        "context": Refused("use /api/chat"),
+        "template": Refused("start the server with --chat-template"),
+    }
+
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
     images: list[str] | None = None
-    template: str | None = None
-    context: list[int] | None = None
 
 
 class OllamaEmbed(Schema, kw_only=True):
