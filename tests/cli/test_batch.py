@@ -38,8 +38,8 @@ def run(path) -> subprocess.Popen:
 @pytest.mark.medium
 def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
     path, results = tmp_path / "in.jsonl", tmp_path / "in.results.jsonl"
-    n = 120
-    write(path, n, broken=80)
+    n = 60
+    write(path, n, broken=40)
     whole = run(path)
     told = whole.communicate()[1]
     assert whole.returncode == 1, told
@@ -48,7 +48,7 @@ def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
     cached, total = int(words[words.index("of") - 1]), int(words[words.index("of") + 1])
     assert total - cached < 7 * n  # of about 90 tokens a line
     expected = texts(results)
-    assert [name for name, _ in expected] == [None if i == 80 else f"r{i}" for i in range(n)]
+    assert [name for name, _ in expected] == [None if i == 40 else f"r{i}" for i in range(n)]
     results.unlink()
 
     process = run(path)
@@ -61,10 +61,10 @@ def test_killed_run_goes_on_and_the_prefix_is_evaluated_once(tmp_path) -> None:
         except sqlite3.Error:
             return 0
 
-    wait_for(lambda: n_done() > 20)
+    wait_for(lambda: n_done() > 10)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert 20 < n_done() < n
+    assert 10 < n_done() < n
     other = tmp_path / "other.jsonl"
     write(other, 3)
     refused = subprocess.run(

@@ -2,6 +2,7 @@ import json
 import re
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -116,14 +117,22 @@ class TestCheck:
     def test_names_of_an_architecture_and_a_media_encoder(self, invoke) -> None:
         assert invoke("plugins", "check", "gemma3").stdout.count("gemma3-tables") == 2
 
-    def test_failures_are_named(self, invoke, tmp_path) -> None:
-        tiny = tmp_path / "tiny.py"
-        tiny.write_text(
-            "from llamacli.testing import write_architecture\n"
-            "from llamacli_llama import Llama\n"
-            "VARIANTS = {'odd': (write_architecture, {'architecture': Llama(), 'keys': {'odd': 1}}, 1e-8)}\n"
-        )
-        result = invoke("plugins", "check", "llama", "--variants", tiny, "--json")
+    @pytest.fixture
+    def write_tiny(self, tmp_path):
+        """Write a file with one variant of llama, with these keys."""
+
+        def write(**keys: int) -> Path:
+            (path := tmp_path / "tiny.py").write_text(
+                "from llamacli.testing import write_architecture\n"
+                "from llamacli_llama import Llama\n"
+                f"VARIANTS = {{'odd': (write_architecture, {{'architecture': Llama(), 'keys': {keys}}}, 1e-8)}}\n"
+            )
+            return path
+
+        return write
+
+    def test_failures_are_named(self, invoke, write_tiny) -> None:
+        result = invoke("plugins", "check", "llama", "--variants", write_tiny(odd=1), "--json")
         assert result.exit_code == 1
         tables, keys, _ = json.loads(result.stdout)
         assert tables["error"] == "llama, variant odd: configure does not read llama.odd"
@@ -161,9 +170,9 @@ class TestCheck:
         assert result.exit_code == 1
         assert "no installed plugin runs architecture 'unheard'" in result.stderr
 
-    def test_peer(self, invoke) -> None:
+    def test_peer(self, invoke, write_tiny) -> None:
         pytest.importorskip("llama_cpp")
-        result = invoke("plugins", "check", "llama", "--peer", "--json")
+        result = invoke("plugins", "check", "llama", "--variants", write_tiny(), "--peer", "--json")
         assert json.loads(result.stdout)[-1] | {"seconds": 0, "nmse": 0} == {
             "check": "llama-peer", "seconds": 0, "nmse": 0, "error": None, "remarks": [],
         }  # fmt: skip

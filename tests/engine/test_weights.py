@@ -12,10 +12,11 @@ from llamacli.gguf import open_gguf
 from llamacli.quantization import TensorType, block_size, type_size
 from llamacli.testing import models
 from oracle.goldens import nmse
+from suite import slow_but
 
 MATRIX = "blk.1.ffn_up.weight"
-KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q1_0", "IQ1_S", "IQ2_XS", "IQ3_S", "TQ1_0")]
+QUICK = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+SLOW = ["Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q1_0", "IQ1_S", "IQ2_XS", "IQ3_S", "TQ1_0"]
 SCALE = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208, "TQ1_0": 52}
 """Offset of the float16 scale in a block, if it is not 0."""
 
@@ -42,7 +43,7 @@ def spoiled(path, tmp_path, kind: str, number: str, name: str = MATRIX):
 
 
 @pytest.mark.parametrize("number", BITS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(QUICK, QUICK + SLOW))
 def test_weights_that_are_not_finite_are_refused(kind, number, tiny_gguf, plugins, engine, tmp_path) -> None:
     wide = {"n_embd": 256, "n_ff": 512} if gguf.GGML_QUANT_SIZES[Type[kind]][0] > 32 else {}
     path = tiny_gguf("gqa", type=kind, **wide)

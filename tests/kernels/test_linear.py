@@ -198,7 +198,11 @@ def test_rows_do_not_depend_on_their_neighbours(team, kind):
         np.testing.assert_array_equal(alone[0], together[i])
 
 
-@pytest.mark.parametrize("number", [lambda group: 7 - group, lambda group: group % 4], ids=["reversed", "repeated"])
+@pytest.mark.parametrize(
+    "number",
+    [lambda group: 7 - group, pytest.param(lambda group: group % 4, marks=pytest.mark.slow)],
+    ids=["reversed", "repeated"],
+)
 def test_groups_use_fields_in_any_order(team, monkeypatch, request, number):
     """Code that loops over groups would read the next numbers."""
     kind = TensorType.Q4_K

@@ -108,7 +108,9 @@ def test_first_code_of_a_process_needs_no_function_of_the_system() -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "program", [FAILS, ALLOCATES, ALLOCATES_AFTER_OTHERS], ids=["fails", "allocates", "allocates_after_others"]
+    "program",
+    [FAILS, pytest.param(ALLOCATES, marks=pytest.mark.slow), ALLOCATES_AFTER_OTHERS],
+    ids=["fails", "allocates", "allocates_after_others"],
 )
 def test_code_from_the_cache_does_what_compiled_code_does(program: str, tmp_path: Path) -> None:
     env = os.environ | {"LLAMACLI_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

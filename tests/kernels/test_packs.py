@@ -235,7 +235,9 @@ kernel_packs.write(Path(sys.argv[1]), sys.argv[2])
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("name", "machine"), [("avx2", X86_64), ("amx", X86_64), ("i8mm", ARM)])
+@pytest.mark.parametrize(
+    ("name", "machine"), [("avx2", X86_64), pytest.param("amx", X86_64, marks=pytest.mark.slow), ("i8mm", ARM)]
+)
 def test_packs_are_compiled_for_cpus_that_are_not_there(name: str, machine: int, tmp_path: Path) -> None:
     file = tmp_path / pack_name(name)
     command = [sys.executable, "-c", BUILT, str(file), name]

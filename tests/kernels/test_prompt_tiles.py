@@ -45,7 +45,7 @@ def team(request):
 
 
 def random_rows(kind, n_rows: int, n_columns: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Random bytes of a type and their values, without huge numbers and those that tiles take for 0 (subnormal)."""
+    """Random bytes of a type and their values, neither huge nor subnormal."""
     raw = random.integers(0, 256, (n_rows, nbytes(kind, (n_columns,))), dtype=np.uint8)
     with np.errstate(all="ignore"):
         values = dequantize(raw, kind).reshape(n_rows, -1, packing_of(kind).block)

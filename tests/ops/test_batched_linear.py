@@ -13,6 +13,7 @@ from llamacli.graph import Param, Tensor
 from llamacli.loaders import open_model_file
 from llamacli.testing import formulas
 from llamacli.testing.models import random_tensor, write_gguf
+from suite import slow_but
 from verbs import TOKENS, WIDTH, Params, Run, span
 
 
@@ -39,7 +40,10 @@ def test_modes_round_heads_by_themselves(mode: str, engine: Engine) -> None:
     assert 1e-7 < formulas.nmse(rounded.logits, exact.logits) < {"q8": 1e-3, "q4": 0.1}[mode]
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+QUICK = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("kind", slow_but(QUICK, [*QUICK, "Q5_0", "Q2_K", "Q3_K", "Q5_K"]))
 def test_tensor_types(kind: str, tmp_path: Path) -> None:
     n_head, n_out, n_in = 3, 48, 256
     shapes = {"token_embd.weight": (20, n_head * n_in), "heads.weight": (n_head, n_out, n_in)}

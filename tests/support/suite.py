@@ -158,7 +158,7 @@ def _is_stood_for(item: pytest.Item, params: Mapping[str, Any]) -> bool:
         return check.name == "cache_types" or check.family.architecture.name not in REPRESENTATIVES.values()
     if _is_reference(params.get("engine")) and not file.startswith(("tests/ops", "tests/engine")):
         return True
-    compiled = not file.startswith(("tests/kv", "tests/kernels/kv_types"))
+    compiled = not file.startswith(("tests/kv", "tests/kernels/kv_types/test_types"))
     return compiled and kv_type not in KV_TYPES and not item.config.pluginmanager.hasplugin("llamacli.testing.guarded")
 
 

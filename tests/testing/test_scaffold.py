@@ -88,7 +88,12 @@ def test_an_encoder_passes_all_checks(write: Write) -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "source"),
-    [("seen", None), ("seen_again", Idefics3()), ("heard", None), ("heard_again", Voxtral())],
+    [
+        ("seen", None),
+        pytest.param("seen_again", Idefics3(), marks=pytest.mark.slow),
+        pytest.param("heard", None, marks=pytest.mark.slow),
+        ("heard_again", Voxtral()),
+    ],
     ids=["like vision", "from a file", "like sound", "from a file of sound"],
 )
 def test_a_media_encoder_passes_all_checks(

@@ -20,6 +20,7 @@ from llamacli_llama.idefics3 import Idefics3
 from llamacli_qwen.sound import Qwen3Sound
 from paths import PLUGINS, add_plugin_paths
 from sound_cases import PeerQwen3Sound
+from suite import slow_but
 
 add_plugin_paths()
 MODULES = [importlib.import_module(path.stem) for path in sorted(PLUGINS.glob("*/tests/tiny_*_media.py"))]
@@ -34,7 +35,9 @@ def test_encoders(check: Check) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", [name for name, (_, _, bound) in MEDIA.items() if bound])
+@pytest.mark.parametrize(
+    "name", slow_but(("gemma3", "qwen2vl"), [name for name, (_, _, bound) in MEDIA.items() if bound])
+)
 def test_embeddings_are_those_of_mtmd(name: str) -> None:
     pytest.importorskip("llama_cpp")
     check_peer(*MEDIA[name])

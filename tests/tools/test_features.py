@@ -8,6 +8,7 @@ from llamacli.architecture import trace
 from llamacli.loaders import open_model_file
 from llamacli.plugins import Plugins
 from llamacli.tools.features import features
+from suite import REPRESENTATIVES, slow_but
 
 EXPECTED = {
     "gqa": {"dense", "GQA 4/2 x 16", "RoPE base 10000"},
@@ -47,5 +48,6 @@ def test_features_of_a_plain_model(tiny_gguf: TinyGguf, plugins: Plugins) -> Non
 
 
 @pytest.mark.medium
-def test_every_variant_has_features(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
-    assert all(described(variant, tiny_gguf, plugins) for variant in tiny_variants.VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, tiny_variants.VARIANTS))
+def test_every_variant_has_features(variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    assert described(variant, tiny_gguf, plugins)

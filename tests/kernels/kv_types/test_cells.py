@@ -53,11 +53,11 @@ def rows(n: int, head_dim: int, seed: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("name", KV_TYPES)
-def test_bits_are_those_of_the_numpy_types(name: str) -> None:
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_bits_are_those_of_the_numpy_types(kv_type: str) -> None:
     from llamacli.kernels.cached import CELLS
 
-    kind = KV_TYPES[name]
+    kind = KV_TYPES[kv_type]
     for n, head_dim in ((PAGE, 96), (PAGE, 40), (11, 16), (1, 8)):
         x = rows(n, head_dim, head_dim)
         size, width = kind.part_bytes(head_dim), -(-head_dim // PAGE) * PAGE
@@ -78,7 +78,7 @@ def test_bits_are_those_of_the_numpy_types(name: str) -> None:
         for field, array in given.items():
             call[field] = array.ctypes.data
         call["n"], call["head_dim"] = n, head_dim
-        copied(name).call(call.ctypes.data)
+        copied(kv_type).call(call.ctypes.data)
         for i, is_key in enumerate((True, False)):
             kind.write(expected[i : i + 1], slice(0, n), x[:, None], is_key=is_key)
             np.testing.assert_array_equal(pages[i], expected[i])
