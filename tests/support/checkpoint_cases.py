@@ -137,6 +137,38 @@ def write_bpe(
     return len(texts) + len(added)
 
 
+def write_ranked(folder: Path) -> int:
+    """Write tokenizer.json of Gemma 4's BPE; return the number of tokens."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    letters = "\u2581abcdefghijklmnopqrstuvwxyz"
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("i", "n"), ("e", "n"), ("\u2581", "\u2581")]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    texts = [*special, *bytes_, *letters, *("".join(pair) for pair in merges)]
+    added = [*special, "<|channel>", "<turn|>"]
+    tokens = [
+        {"id": i if text in special else len(texts) + i - len(special), "content": text, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        for i, text in enumerate(added)
+    ]  # fmt: skip
+    space = {"String": " "}
+    model = {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+             "vocab": {text: i for i, text in enumerate(texts)}, "merges": [list(pair) for pair in merges]}  # fmt: skip
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens,
+               "normalizer": {"type": "Replace", "pattern": space, "content": "\u2581"},
+               "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+               "post_processor": None, "model": model,
+               "decoder": {"type": "Sequence", "decoders": [
+                   {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+                   {"type": "Fuse"}]}}  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
+                "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+                "additional_special_tokens": ["<|channel>", "<turn|>"], "chat_template": TEMPLATE}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(texts) + len(added) - len(special)
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -676,6 +708,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_sentencepiece(path, jinja=case.get("jinja", False))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
+    elif case["tokenizer"] == "ranked":
+        write_ranked(path)
     else:
         write_bpe(path, **TOKENIZERS[case["tokenizer"]])
     dtype = case.get("dtype", "BF16")

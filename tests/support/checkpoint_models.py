@@ -74,6 +74,14 @@ _BERT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 32, "global_head_dim": 64, "num_hidden_layers": 4, "sliding_window": 64, "vocab_size": 296,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+}  # fmt: skip
 _DELTA: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
     "full_attention_interval": 2, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -388,6 +396,19 @@ MODELS: dict[str, dict[str, Any]] = {
          "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         tokenizer="sentencepiece", transformers=False,
+    ),
+    "gemma4": _model(
+        "Gemma4ForCausalLM", "gemma4_text",
+        _GEMMA4 | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 296,
+                   "use_double_wide_mlp": True, "num_global_key_value_heads": None},
+        tokenizer="ranked", pre="",
+    ),
+    "gemma4_moe": _model(
+        "Gemma4ForCausalLM", "gemma4_text",
+        _GEMMA4 | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+                   "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+                   "moe_intermediate_size": 32},
+        tokenizer="ranked", pre="",
     ),
     "bert": _model(
         "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False

@@ -32,6 +32,11 @@ _ADDED = ("bos", "eos", "sep")
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
+_PARSED = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
+"""Special tokens of Gemma 4 that chat parsers read, which its files call user-defined."""
+
 SAMPLE = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \nHello WORLD, camelCase e\u0301te\u0301 nai\u0308ve "
     "\U0001f680 (normal) \U0001f636\u200d\U0001f32b\ufe0f 3 33 333 3333 33333 333333 3333333 3.3 3..3 3...3 "
@@ -48,8 +53,8 @@ def vocabulary_keys(
 ) -> tuple[str, Keys]:
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
-    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "bpe" (byte-level) and
-    "wordpiece".
+    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
+    kept, as Gemma 4's files have them), "bpe" (byte-level) and "wordpiece".
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -152,6 +157,16 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     } | special_keys(folder, n_vocab=len(texts), merges=False)  # fmt: skip
 
 
+def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    keys = _byte_fallback(folder, config, pre)
+    for i, text in enumerate(keys["tokenizer.ggml.tokens"]):
+        if text in _PARSED:
+            keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
+    del keys["tokenizer.ggml.pre"]
+    merges = _merges(folder, read_json(folder / "tokenizer.json"))
+    return keys | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+
+
 def _tokens(folder: Path, config: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Texts and types of all tokens of tokenizer.json, by their ids."""
     vocab: dict[str, int] = content["model"]["vocab"]
@@ -201,6 +216,7 @@ def _wordpiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> K
 _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, Any], Sequence[str]], Keys]]] = {
     "sentencepiece": (_is_sentencepiece, _sentencepiece),
     "byte_fallback": (_is_byte_fallback, _byte_fallback),
+    "ranked": (_is_byte_fallback, _ranked),
     "bpe": (_is_bpe, _bpe),
     "wordpiece": (_is_wordpiece, _wordpiece),
 }
