@@ -431,6 +431,33 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
     "q_lora_rank": 32, "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc",
 }  # fmt: skip
+_NOMIC: dict[str, Any] = {
+    "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "n_positions": 8192, "max_trained_positions": 2048,
+    "vocab_size": 96, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
+    "activation_function": "swiglu", "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "prenorm": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+}  # fmt: skip
+
+
+def _nomic() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with gated networks."""
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (96, 64), "embeddings.token_type_embeddings.weight": (2, 64),
+        "emb_ln.weight": (64,), "emb_ln.bias": (64,),
+    }  # fmt: skip
+    for i in range(2):
+        layer = f"encoder.layers.{i}."
+        found |= {
+            f"{layer}attn.Wqkv.weight": (192, 64), f"{layer}attn.out_proj.weight": (64, 64),
+            f"{layer}mlp.fc11.weight": (96, 64), f"{layer}mlp.fc12.weight": (96, 64),
+            f"{layer}mlp.fc2.weight": (64, 96),
+        }  # fmt: skip
+        found |= {f"{layer}norm{n}.{kind}": (64,) for n in (1, 2) for kind in ("weight", "bias")}
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -633,6 +660,10 @@ CASES: dict[str, dict[str, Any]] = {
          "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "num_hidden_layers": 7},
         tokenizer="sentencepiece", norms=_SANDWICH, qk_norm=32, dtype="F16",
     ),
+    "nomic_bert": {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "config": _NOMIC, "tokenizer": "wordpiece",
+        "shapes": _nomic(), "pooling": "mean_tokens",
+    },
     **checkpoint_models.cases(),
 }  # fmt: skip
 """Checkpoints by name."""
@@ -641,6 +672,7 @@ COMPARED = [name for name, case in CASES.items() if case.get("peer", True)]
 """Names of those that llama.cpp's converter reads."""
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
+    "roberta": {"split": None, "bos": True},
     "qwen2": {"split": QWEN2_SPLIT},
     "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
     "llama3_merged": {"split": LLAMA3_SPLIT},
@@ -655,6 +687,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 
 PRE = {
     "wordpiece": "bert-bge",
+    "roberta": "gpt-2",
     "llama3": "llama-bpe",
     "llama3_merged": "dbrx",
     "gpt2": "gpt-2",

@@ -74,6 +74,13 @@ _BERT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
+_ROBERTA: dict[str, Any] = _BERT | {
+    "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "vocab_size": 320, "layer_norm_eps": 1e-5,
+}  # fmt: skip
+_MODERN: dict[str, Any] = {
+    "num_key_value_heads": 4, "num_hidden_layers": 4, "local_attention": 64, "global_attn_every_n_layers": 3,
+    "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
 _GEMMA4: dict[str, Any] = {
     "head_dim": 32, "global_head_dim": 64, "num_hidden_layers": 4, "sliding_window": 64, "vocab_size": 296,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
@@ -415,6 +422,21 @@ MODELS: dict[str, dict[str, Any]] = {
     ),
     "bert_masked": _model(
         "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
+    ),
+    "roberta": _model(
+        "RobertaModel", "roberta", _ROBERTA, tokenizer="roberta", sizes={}, pooling="mean_tokens", transformers=False
+    ),
+    "roberta_classifier": _model(
+        "RobertaForSequenceClassification", "roberta", _ROBERTA | {"id2label": {"0": "no", "1": "maybe", "2": "yes"}},
+        tokenizer="roberta", sizes={}, transformers=False,
+    ),
+    "modernbert": _model(
+        "ModernBertModel", "modernbert", _MODERN, tokenizer="roberta", pooling="cls_token", transformers=False
+    ),
+    "modernbert_classifier": _model(
+        "ModernBertForSequenceClassification", "modernbert",
+        _MODERN | {"id2label": {"0": "relevance"}, "classifier_pooling": "mean", "hidden_activation": "silu"},
+        tokenizer="roberta", transformers=False,
     ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
