@@ -170,6 +170,18 @@ def test_folders_of_other_classes(tmp_path: Path, plugins: Plugins) -> None:
     assert [message for message in messages if str(folder) not in message] == []
 
 
+def test_character_map_of_unigram(tmp_path: Path, plugins: Plugins) -> None:
+    """Character map of a SentencePiece normalizer, uint8."""
+    folder = cases.write_checkpoint(tmp_path, "t5encoder")
+    path = folder / "spiece.model"
+    path.write_bytes(path.read_bytes() + b"\x1a\x0a\x12\x08\x04\x00\x00\x00\xff\x00\x00\x00")
+    found = np.asarray(plugins.open_folder(folder).metadata["tokenizer.ggml.precompiled_charsmap"])
+    assert found.dtype == np.uint8
+    assert found.tolist() == [4, 0, 0, 0, 255, 0, 0, 0]
+    path.write_bytes(b"\x1a\x0a")
+    expect(folder, plugins, "spiece.model", "no SentencePiece model")
+
+
 def test_masked_modernbert(tmp_path: Path, plugins: Plugins) -> None:
     """Encoder of a folder with a head for masked tokens."""
     folder = cases.write_checkpoint(tmp_path, "modernbert")

@@ -137,6 +137,24 @@ def write_bpe(
     return len(texts) + len(added)
 
 
+def write_unigram(folder: Path) -> int:
+    """Write a SentencePiece model of the kind Unigram; return the number of pieces."""
+    pieces: list[tuple[str, float, int]] = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
+    texts = ["\u2581", "\u2581the", "in", "en", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces += [(text, -2.0 - i / 4, 1) for i, text in enumerate(texts)]
+    encoded_pieces = [
+        _field(1, text.encode()) + _field(2, score) + (_field(3, kind) if kind != 1 else b"")
+        for text, score, kind in pieces
+    ]
+    trainer = _field(3, 1) + _field(4, len(pieces)) + _field(40, 2) + _field(42, 1) + _field(43, 0)
+    normalizer = _field(1, b"identity") + _field(3, 1) + _field(4, 1)
+    model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer) + _field(3, normalizer)
+    (folder / "spiece.model").write_bytes(model)
+    settings = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(pieces)
+
+
 def write_ranked(folder: Path) -> int:
     """Write tokenizer.json of Gemma 4's BPE; return the number of tokens."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -741,6 +759,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_sentencepiece(path, jinja=case.get("jinja", False))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
+    elif case["tokenizer"] == "unigram":
+        write_unigram(path)
     elif case["tokenizer"] == "ranked":
         write_ranked(path)
     else:

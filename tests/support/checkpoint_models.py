@@ -81,6 +81,11 @@ _MODERN: dict[str, Any] = {
     "num_key_value_heads": 4, "num_hidden_layers": 4, "local_attention": 64, "global_attn_every_n_layers": 3,
     "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "pad_token_id": 0,
 }  # fmt: skip
+_T5: dict[str, Any] = {
+    "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 40,
+    "relative_attention_num_buckets": 32, "layer_norm_epsilon": 1e-6, "decoder_start_token_id": 0, "pad_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
 _GEMMA4: dict[str, Any] = {
     "head_dim": 32, "global_head_dim": 64, "num_hidden_layers": 4, "sliding_window": 64, "vocab_size": 296,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
@@ -438,6 +443,15 @@ MODELS: dict[str, dict[str, Any]] = {
         _MODERN | {"id2label": {"0": "relevance"}, "classifier_pooling": "mean", "hidden_activation": "silu"},
         tokenizer="roberta", transformers=False,
     ),
+    "t5": _model(
+        "T5ForConditionalGeneration", "t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        tokenizer="unigram", sizes={}, transformers=False, more={"lm_head.weight": [40, 64]},
+    ),
+    "t5_tied": _model(
+        "T5ForConditionalGeneration", "t5", _T5 | {"n_positions": 128}, tokenizer="unigram", sizes={},
+        transformers=False,
+    ),
+    "t5encoder": _model("T5EncoderModel", "t5", _T5, tokenizer="unigram", sizes={}, transformers=False),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
         {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
