@@ -138,7 +138,7 @@ def write_bpe(
 
 
 def write_unigram(folder: Path) -> int:
-    """Write a SentencePiece model of the kind Unigram; return the number of pieces."""
+    """Write spiece.model of the kind Unigram; return the number of pieces."""
     pieces: list[tuple[str, float, int]] = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
     texts = ["\u2581", "\u2581the", "in", "en", *"abcdefghijklmnopqrstuvwxyz"]
     pieces += [(text, -2.0 - i / 4, 1) for i, text in enumerate(texts)]
