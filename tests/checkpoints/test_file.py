@@ -170,6 +170,29 @@ def test_folders_of_other_classes(tmp_path: Path, plugins: Plugins) -> None:
     assert [message for message in messages if str(folder) not in message] == []
 
 
+def test_character_map_of_unigram(tmp_path: Path, plugins: Plugins) -> None:
+    """Character map of a SentencePiece normalizer, uint8."""
+    folder = cases.write_checkpoint(tmp_path, "t5encoder")
+    path = folder / "spiece.model"
+    path.write_bytes(path.read_bytes() + b"\x1a\x0a\x12\x08\x04\x00\x00\x00\xff\x00\x00\x00")
+    found = np.asarray(plugins.open_folder(folder).metadata["tokenizer.ggml.precompiled_charsmap"])
+    assert found.dtype == np.uint8
+    assert found.tolist() == [4, 0, 0, 0, 255, 0, 0, 0]
+    path.write_bytes(b"\x1a\x0a")
+    expect(folder, plugins, "spiece.model", "no SentencePiece model")
+
+
+def test_masked_modernbert(tmp_path: Path, plugins: Plugins) -> None:
+    """Encoder of a folder with a head for masked tokens."""
+    folder = cases.write_checkpoint(tmp_path, "modernbert")
+    shapes = {f"model.{name}": shape for name, shape in cases.shapes_of(cases.CASES["modernbert"]).items()}
+    shapes |= {"head.dense.weight": (64, 64), "head.norm.weight": (64,), "decoder.bias": (320,)}
+    cases.write_shards(folder, {name: cases.entry_of(name, "BF16", shape) for name, shape in shapes.items()}, 1)
+    edited(folder, architectures=["ModernBertForMaskedLM"])
+    load_model(folder, plugins=plugins).close()
+    assert not any(name.startswith(("cls", "decoder")) for name in plugins.open_folder(folder).tensors)
+
+
 def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen2")
     edited(folder, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_own.Own"})

@@ -137,6 +137,56 @@ def write_bpe(
     return len(texts) + len(added)
 
 
+def write_unigram(folder: Path) -> int:
+    """Write spiece.model of the kind Unigram; return the number of pieces."""
+    pieces: list[tuple[str, float, int]] = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
+    texts = ["\u2581", "\u2581the", "in", "en", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces += [(text, -2.0 - i / 4, 1) for i, text in enumerate(texts)]
+    encoded_pieces = [
+        _field(1, text.encode()) + _field(2, score) + (_field(3, kind) if kind != 1 else b"")
+        for text, score, kind in pieces
+    ]
+    trainer = _field(3, 1) + _field(4, len(pieces)) + _field(40, 2) + _field(42, 1) + _field(43, 0)
+    normalizer = _field(1, b"identity") + _field(3, 1) + _field(4, 1)
+    model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer) + _field(3, normalizer)
+    (folder / "spiece.model").write_bytes(model)
+    settings = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(pieces)
+
+
+def write_ranked(folder: Path) -> int:
+    """Write tokenizer.json of Gemma 4's BPE; return the number of tokens."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    letters = "\u2581abcdefghijklmnopqrstuvwxyz"
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("i", "n"), ("e", "n"), ("\u2581", "\u2581")]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    texts = [*special, *bytes_, *letters, *("".join(pair) for pair in merges)]
+    added = [*special, "<|channel>", "<turn|>"]
+    tokens = [
+        {"id": i if text in special else len(texts) + i - len(special), "content": text, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        for i, text in enumerate(added)
+    ]  # fmt: skip
+    space = {"String": " "}
+    model = {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+             "vocab": {text: i for i, text in enumerate(texts)}, "merges": [list(pair) for pair in merges]}  # fmt: skip
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens,
+               "normalizer": {"type": "Replace", "pattern": space, "content": "\u2581"},
+               "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+               "post_processor": None, "model": model,
+               "decoder": {"type": "Sequence", "decoders": [
+                   {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+                   {"type": "Fuse"}]}}  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
+                "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+                "additional_special_tokens": ["<|channel>", "<turn|>"], "chat_template": TEMPLATE}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(texts) + len(added) - len(special)
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -399,6 +449,33 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
     "q_lora_rank": 32, "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc",
 }  # fmt: skip
+_NOMIC: dict[str, Any] = {
+    "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "n_positions": 8192, "max_trained_positions": 2048,
+    "vocab_size": 96, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
+    "activation_function": "swiglu", "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "prenorm": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+}  # fmt: skip
+
+
+def _nomic() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with gated networks."""
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (96, 64), "embeddings.token_type_embeddings.weight": (2, 64),
+        "emb_ln.weight": (64,), "emb_ln.bias": (64,),
+    }  # fmt: skip
+    for i in range(2):
+        layer = f"encoder.layers.{i}."
+        found |= {
+            f"{layer}attn.Wqkv.weight": (192, 64), f"{layer}attn.out_proj.weight": (64, 64),
+            f"{layer}mlp.fc11.weight": (96, 64), f"{layer}mlp.fc12.weight": (96, 64),
+            f"{layer}mlp.fc2.weight": (64, 96),
+        }  # fmt: skip
+        found |= {f"{layer}norm{n}.{kind}": (64,) for n in (1, 2) for kind in ("weight", "bias")}
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -601,6 +678,10 @@ CASES: dict[str, dict[str, Any]] = {
          "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "num_hidden_layers": 7},
         tokenizer="sentencepiece", norms=_SANDWICH, qk_norm=32, dtype="F16",
     ),
+    "nomic_bert": {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "config": _NOMIC, "tokenizer": "wordpiece",
+        "shapes": _nomic(), "pooling": "mean_tokens",
+    },
     **checkpoint_models.cases(),
 }  # fmt: skip
 """Checkpoints by name."""
@@ -609,6 +690,7 @@ COMPARED = [name for name, case in CASES.items() if case.get("peer", True)]
 """Names of those that llama.cpp's converter reads."""
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
+    "roberta": {"split": None, "bos": True},
     "qwen2": {"split": QWEN2_SPLIT},
     "llama3": {"split": LLAMA3_SPLIT, "ignore_merges": True, "bos": True},
     "llama3_merged": {"split": LLAMA3_SPLIT},
@@ -623,6 +705,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 
 PRE = {
     "wordpiece": "bert-bge",
+    "roberta": "gpt-2",
     "llama3": "llama-bpe",
     "llama3_merged": "dbrx",
     "gpt2": "gpt-2",
@@ -676,6 +759,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_sentencepiece(path, jinja=case.get("jinja", False))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
+    elif case["tokenizer"] == "unigram":
+        write_unigram(path)
+    elif case["tokenizer"] == "ranked":
+        write_ranked(path)
     else:
         write_bpe(path, **TOKENIZERS[case["tokenizer"]])
     dtype = case.get("dtype", "BF16")

@@ -74,6 +74,26 @@ _BERT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
+_ROBERTA: dict[str, Any] = _BERT | {
+    "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "vocab_size": 320, "layer_norm_eps": 1e-5,
+}  # fmt: skip
+_MODERN: dict[str, Any] = {
+    "num_key_value_heads": 4, "num_hidden_layers": 4, "local_attention": 64, "global_attn_every_n_layers": 3,
+    "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
+_T5: dict[str, Any] = {
+    "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 40,
+    "relative_attention_num_buckets": 32, "layer_norm_epsilon": 1e-6, "decoder_start_token_id": 0, "pad_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 32, "global_head_dim": 64, "num_hidden_layers": 4, "sliding_window": 64, "vocab_size": 296,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+}  # fmt: skip
 _DELTA: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
     "full_attention_interval": 2, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -389,12 +409,49 @@ MODELS: dict[str, dict[str, Any]] = {
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         tokenizer="sentencepiece", transformers=False,
     ),
+    "gemma4": _model(
+        "Gemma4ForCausalLM", "gemma4_text",
+        _GEMMA4 | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 296,
+                   "use_double_wide_mlp": True, "num_global_key_value_heads": None},
+        tokenizer="ranked", pre="",
+    ),
+    "gemma4_moe": _model(
+        "Gemma4ForCausalLM", "gemma4_text",
+        _GEMMA4 | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+                   "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+                   "moe_intermediate_size": 32},
+        tokenizer="ranked", pre="",
+    ),
     "bert": _model(
         "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False
     ),
     "bert_masked": _model(
         "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
     ),
+    "roberta": _model(
+        "RobertaModel", "roberta", _ROBERTA, tokenizer="roberta", sizes={}, pooling="mean_tokens", transformers=False
+    ),
+    "roberta_classifier": _model(
+        "RobertaForSequenceClassification", "roberta", _ROBERTA | {"id2label": {"0": "no", "1": "maybe", "2": "yes"}},
+        tokenizer="roberta", sizes={}, transformers=False,
+    ),
+    "modernbert": _model(
+        "ModernBertModel", "modernbert", _MODERN, tokenizer="roberta", pooling="cls_token", transformers=False
+    ),
+    "modernbert_classifier": _model(
+        "ModernBertForSequenceClassification", "modernbert",
+        _MODERN | {"id2label": {"0": "relevance"}, "classifier_pooling": "mean", "hidden_activation": "silu"},
+        tokenizer="roberta", transformers=False,
+    ),
+    "t5": _model(
+        "T5ForConditionalGeneration", "t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        tokenizer="unigram", sizes={}, transformers=False, more={"lm_head.weight": [40, 64]},
+    ),
+    "t5_tied": _model(
+        "T5ForConditionalGeneration", "t5", _T5 | {"n_positions": 128}, tokenizer="unigram", sizes={},
+        transformers=False,
+    ),
+    "t5encoder": _model("T5EncoderModel", "t5", _T5, tokenizer="unigram", sizes={}, transformers=False),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
         {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,

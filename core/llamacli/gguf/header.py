@@ -38,7 +38,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-TYPE_U16, TYPE_U32, TYPE_I32, TYPE_F32, TYPE_BOOL, TYPE_STRING, TYPE_ARRAY = 2, 4, 5, 6, 7, 8, 9
+TYPE_U8, TYPE_U16, TYPE_U32, TYPE_I32, TYPE_F32, TYPE_BOOL, TYPE_STRING, TYPE_ARRAY = 0, 2, 4, 5, 6, 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
     kind: np.dtype(name)
     for kind, name in enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "<u1", "", "", "<u8", "<i8", "<f8"))

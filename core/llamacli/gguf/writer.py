@@ -15,6 +15,7 @@ from llamacli.gguf.header import (
     TYPE_F32,
     TYPE_I32,
     TYPE_STRING,
+    TYPE_U8,
     TYPE_U16,
     TYPE_U32,
     TensorInfo,
@@ -30,12 +31,14 @@ Scalar = bool | int | float | str | bytes | np.int32 | np.uint16
 """Value of a metadata key, stored as bool, uint32, float32, string, int32 or uint16."""
 
 
-def metadata_pair(key: str, value: Scalar | Sequence[Scalar]) -> bytes:
+def metadata_pair(key: str, value: Scalar | bytearray | Sequence[Scalar]) -> bytes:
     """Raw bytes of a metadata key with its value.
 
-    Integers are uint32, or int32 where negative and in arrays; floats are float32; bytes are strings too. The elements
-    of an array are of one type, that of the first; an empty one is of strings.
+    Integers are uint32, or int32 where negative and in arrays; floats are float32; bytes are strings too, a
+    bytearray is an array of uint8. The elements of others have the type of the first; an empty one is of strings.
     """
+    if isinstance(value, bytearray):
+        return _string(key) + struct.pack("<IIQ", TYPE_ARRAY, TYPE_U8, len(value)) + value
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         kind = TYPE_I32 if type(value) is int and value < 0 else _type_of(value)
         return _string(key) + struct.pack("<I", kind) + _packed(kind, [value])

@@ -15,7 +15,7 @@ import regex
 
 from llamacli.errors import ModelFormatError
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from llamacli.tokenizer.sentencepiece import read_sentencepiece
+from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
 from llamacli.tokenizer.vocabulary import TokenKind
 from llamacli.util.files import read_json
 
@@ -31,6 +31,11 @@ _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
+
+_PARSED = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
+"""Special tokens of Gemma 4 that chat parsers read, which its files call user-defined."""
 
 SAMPLE = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \nHello WORLD, camelCase e\u0301te\u0301 nai\u0308ve "
@@ -48,8 +53,8 @@ def vocabulary_keys(
 ) -> tuple[str, Keys]:
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
-    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "bpe" (byte-level) and
-    "wordpiece".
+    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
+    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece" and "unigram" (spiece.model).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -103,7 +108,40 @@ def _is_wordpiece(folder: Path) -> bool:
     return _model(folder).get("type") == "WordPiece"
 
 
+def _unigram_path(folder: Path) -> Path | None:
+    paths = (folder / name for name in ("tokenizer.model", "spiece.model"))
+    path = next((path for path in paths if path.is_file()), None)
+    return path if path and read_spec(path, 2).get(3, 1) == 1 else None
+
+
+def _is_unigram(folder: Path) -> bool:
+    return _unigram_path(folder) is not None
+
+
 # --- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def _unigram(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    path = _unigram_path(folder) or folder / "spiece.model"
+    pieces, normalizer = read_sentencepiece(path), read_spec(path, 3)
+    size = config.get("vocab_size") or len(pieces)
+    tokens: list[str | bytes] = [f"[PAD{i}]" for i in range(size)]
+    scores, types = [_UNUSED_SCORE] * size, [int(TokenKind.UNUSED)] * size
+    for i, piece in enumerate(pieces):
+        tokens[i], scores[i] = piece.text, piece.score
+        types[i] = int(TokenKind.NORMAL) if piece.type == TokenKind.USER_DEFINED else piece.type
+    for text, i in read_json(folder / "added_tokens.json").items():
+        if i < size:
+            tokens[i], scores[i], types[i] = text, _ADDED_SCORE, int(TokenKind.USER_DEFINED)
+    keys: Keys = {
+        "tokenizer.ggml.model": "t5", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, 1)),
+        "tokenizer.ggml.remove_extra_whitespaces": bool(normalizer.get(4, 1)),
+    }  # fmt: skip
+    if isinstance(charsmap := normalizer.get(2), bytes) and charsmap:
+        keys["tokenizer.ggml.precompiled_charsmap"] = bytearray(charsmap)
+    return keys | special_keys(folder, n_vocab=size, merges=False)
 
 
 def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
@@ -150,6 +188,16 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
         "tokenizer.ggml.tokens": [texts[i] for i in sorted(texts)],
         "tokenizer.ggml.scores": [_ADDED_SCORE] * len(texts), "tokenizer.ggml.token_type": types,
     } | special_keys(folder, n_vocab=len(texts), merges=False)  # fmt: skip
+
+
+def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    keys = _byte_fallback(folder, config, pre)
+    for i, text in enumerate(keys["tokenizer.ggml.tokens"]):
+        if text in _PARSED:
+            keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
+    del keys["tokenizer.ggml.pre"]
+    merges = _merges(folder, read_json(folder / "tokenizer.json"))
+    return keys | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
 
 
 def _tokens(folder: Path, config: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -201,7 +249,9 @@ def _wordpiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> K
 _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, Any], Sequence[str]], Keys]]] = {
     "sentencepiece": (_is_sentencepiece, _sentencepiece),
     "byte_fallback": (_is_byte_fallback, _byte_fallback),
+    "ranked": (_is_byte_fallback, _ranked),
     "bpe": (_is_bpe, _bpe),
+    "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
 }
 

@@ -36,6 +36,19 @@ def read_sentencepiece(path: Path) -> list[Piece]:
     return pieces
 
 
+def read_spec(path: Path, number: int) -> dict[int, int | bytes]:
+    """Read a message of a tokenizer.model: field 2 trainer, 3 normalizer.
+
+    Values by the numbers of their fields; ModelFormatError for what is no model.
+    """
+    data = path.read_bytes()
+    try:
+        messages = [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
+        return dict(_fields(b"".join(messages)))
+    except (IndexError, ValueError) as error:
+        raise ModelFormatError(f"{path}: no SentencePiece model: {error}") from error
+
+
 def _piece(data: bytes) -> Piece:
     text, score, kind = b"", 0.0, int(TokenKind.NORMAL)
     for field, value in _fields(data):

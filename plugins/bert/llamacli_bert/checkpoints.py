@@ -1,20 +1,89 @@
-"""Hugging Face checkpoints of BERT."""
+"""Hugging Face checkpoints of BERT, RoBERTa, ModernBERT and Nomic BERT."""
 
 from collections.abc import Callable
+from typing import Any
 
-from llamacli.plugin import Checkpoint, field, hookimpl
+import attrs
+
+from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl
 
 LLAMACLI_API = 1
 
+_TRAINED = {8192: 2048, 2048: 512}
+"""Tokens that Nomic's models are trained for, by the `n_positions` of their folders."""
+
+
+def _labels(settings: Settings) -> list[str] | None:
+    """Names of classes; None without them, or with the two of transformers."""
+    found = {int(i): name for i, name in (settings.get("id2label") or {}).items()}
+    labels = [found[i] for i in sorted(found)]
+    return None if not labels or (len(labels) == 2 and labels[0] == "LABEL_0") else labels
+
+
+def _classifier_pooling(settings: Settings) -> int | None:
+    kind = settings.get("classifier_pooling")
+    return None if kind is None else {"mean": 1, "cls": 2}[kind]
+
+
+def _offset(settings: Settings) -> int:
+    """Rows of the table of positions before that of the first token."""
+    return 0 if settings.get("pad_token_id") is None else int(settings["pad_token_id"]) + 1
+
+
+def _types(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    return {"tokenizer.ggml.token_type_count": int(settings.get("type_vocab_size", 1))}
+
+
+def _masked_head(settings: Settings) -> tuple[str, ...]:
+    return () if "classifier.weight" in settings["tensor_names"] else (r"^(head|decoder)\.",)
+
+
+def _context(settings: Settings) -> int:
+    n = int(settings["n_positions"])
+    return _TRAINED.get(n, n)
+
+
+_KEYS: dict[str, Any] = {
+    "attention.causal": False, "pooling_type": field("pooling"), "classifier.output_labels": _labels,
+    "classifier.pooling_type": _classifier_pooling,
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {"layer_norm_eps": 1e-12, "max_position_embeddings": 512}
+_DROP = (
+    r"embeddings\.position_ids$", r"^((bert|roberta)\.)?pooler\.dense\.", r"^cls\.(predictions|seq_relationship)",
+)  # fmt: skip
+_RENAME = ((r"^(bert|roberta)\.", ""), (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
+_BERT = Checkpoint(
+    "bert", ("BertModel", "BertForMaskedLM"), _KEYS, _DEFAULTS | {"type_vocab_size": 2},
+    ("wordpiece",), pre=("bert-bge",), drop=_DROP, rename=_RENAME,
+)  # fmt: skip
+_NOMIC = Checkpoint(
+    "nomic-bert", ("NomicBertModel",), _KEYS | {"context_length": _context}, {},
+    ("wordpiece",), pre=("bert-bge",), drop=_DROP, rename=_RENAME,
+)  # fmt: skip
 CHECKPOINTS = (
-    Checkpoint(
-        "bert", ("BertModel", "BertForMaskedLM"),
-        {"attention.causal": False, "pooling_type": field("pooling")},
-        {"layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2},
-        ("wordpiece",), pre=("bert-bge",),
-        drop=(r"embeddings\.position_ids$", r"^(bert\.)?pooler\.dense\.", r"^cls\.(predictions|seq_relationship)"),
-        rename=((r"^bert\.", ""), (r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),
+    _BERT,
+    attrs.evolve(
+        _BERT, classes=("RobertaModel", "RobertaForSequenceClassification"), defaults=_DEFAULTS, tokenizer=_types,
+        vocabulary=("bpe",), pre=("gpt-2",),
+        keys=_KEYS | {"context_length": lambda settings: settings["max_position_embeddings"] - _offset(settings)},
+        convert={"position_embd.weight": Conversion(
+            lambda array, settings: array[_offset(settings) :],
+            lambda shape, settings: (shape[0] - _offset(settings), *shape[1:]),
+        )},
     ),
+    Checkpoint(
+        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+        _KEYS | {
+            "attention.sliding_window": field("local_attention"), "rope.scaling.type": "none",
+            "attention.sliding_window_pattern": field("global_attn_every_n_layers"),
+            "vocab_size": field("vocab_size"), "hidden_activation": field("hidden_activation", kind=str),
+        },
+        {"norm_eps": 1e-5, "layer_norm_eps": field("norm_eps", kind=float), "hidden_activation": "gelu",
+         "classifier_pooling": "cls", "global_rope_theta": 160000.0, "local_rope_theta": 10000.0},
+        ("bpe",), drop=_masked_head,
+        rename=((r"^model\.", ""), (r"^classifier\.", "classifier.out_proj.")),
+    ),
+    _NOMIC,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Gemma 1 to 3 and 3n, text."""
+"""Hugging Face checkpoints of Gemma 1 to 4 and 3n, text."""
 
 from collections.abc import Callable
 from statistics import NormalDist
@@ -54,6 +54,56 @@ def _size(shape: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
     return max(shape[0], settings["vocab_size"]), *shape[1:]
 
 
+def _full(settings: Settings, name: str, inner: str) -> int | None:
+    """Number of layers with full attention: its field, else `per_layer_config`."""
+    if settings.get(name) is not None:
+        return int(settings[name])
+    kinds = settings["layer_types"]
+    of_layers = (settings.get("per_layer_config") or {}).items()
+    found = (fields[inner] for i, fields in of_layers if kinds[int(i)] == "full_attention" and inner in fields)
+    return next(found, None)
+
+
+def _full_width(settings: Settings) -> int:
+    width = _full(settings, "global_head_dim", "head_dim")
+    if width is None:
+        raise KeyError("global_head_dim")
+    return width
+
+
+def _slides(settings: Settings) -> list[bool]:
+    return [kind == "sliding_attention" for kind in settings["layer_types"]]
+
+
+def _n_head_kv(settings: Settings) -> int | list[int]:
+    n_local, n_full = (
+        settings["num_key_value_heads"],
+        _full(settings, "num_global_key_value_heads", "num_key_value_heads"),
+    )
+    return n_local if n_full is None else [n_local if slides else n_full for slides in _slides(settings)]
+
+
+def _n_ff(settings: Settings) -> int | list[int]:
+    n_ff, n_layer = int(settings["intermediate_size"]), settings["num_hidden_layers"]
+    if not settings.get("use_double_wide_mlp"):
+        return n_ff
+    own = n_layer - settings["num_kv_shared_layers"]
+    return [n_ff if i < own else 2 * n_ff for i in range(n_layer)]
+
+
+def _rope_freqs(settings: Settings) -> dict[str, Any]:
+    """Factors of full attention: 1, and 1e30 of pairs without an angle."""
+    half = _full_width(settings) // 2
+    share = settings["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    factors = np.full(half, 1e30, np.float32)
+    factors[: int(2 * half * share / 2)] = 1
+    return {"rope_freqs.weight": factors}
+
+
+def _always_bos(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    return {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True}
+
+
 CHECKPOINTS = (
     Checkpoint(
         "gemma", ("GemmaForCausalLM",), _WITHOUT_ROPE, _DEFAULTS, ("sentencepiece",), tokenizer=_gemma1,
@@ -89,9 +139,7 @@ CHECKPOINTS = (
             "altup.num_inputs": field("altup_num_inputs"),
             "embedding_length_per_layer_input": field("hidden_size_per_layer_input"),
             "attention.shared_kv_layers": field("num_kv_shared_layers"), "activation_sparsity_scale": _sparsity,
-            "attention.sliding_window_pattern": lambda settings: [
-                kind == "sliding_attention" for kind in settings["layer_types"]
-            ],
+            "attention.sliding_window_pattern": _slides,
         },
         {"rms_norm_eps": 1e-6, "sliding_window": 512, "altup_active_idx": 0, "altup_num_inputs": 4,
          "vocab_size": 262400, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
@@ -99,6 +147,27 @@ CHECKPOINTS = (
         convert=dict.fromkeys(
             ("token_embd.weight", "per_layer_token_embd.weight"), Conversion(_padded, _size)
         ),
+    ),
+    Checkpoint(
+        "gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        {
+            "final_logit_softcapping": lambda settings: settings.get("final_logit_softcapping"),
+            "attention.sliding_window": field("sliding_window"), "attention.sliding_window_pattern": _slides,
+            "attention.shared_kv_layers": field("num_kv_shared_layers"), "attention.head_count_kv": _n_head_kv,
+            "attention.key_length": _full_width, "attention.value_length": _full_width,
+            "attention.key_length_swa": field("head_dim"), "attention.value_length_swa": field("head_dim"),
+            "rope.dimension_count": _full_width, "rope.dimension_count_swa": field("head_dim"),
+            "embedding_length_per_layer_input": lambda settings: settings.get("hidden_size_per_layer_input") or 0,
+            "expert_feed_forward_length": field("expert_intermediate_size", "moe_intermediate_size"),
+            "feed_forward_length": _n_ff,
+        },
+        {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_kv_shared_layers": 0},
+        ("ranked",), tokenizer=_always_bos, extra=_rope_freqs,
+        rename=((r"(\.layer_scalar|\.experts\.\w+_proj)$", r"\1.weight"),),
+        tensors={
+            "model.layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
+            "model.layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
+        },
     ),
 )  # fmt: skip
 
