@@ -144,8 +144,9 @@ class CompiledModel:
         It is compiled for a set of adapters, whatever their scales, unless `keep_program` keeps it or it was the last
         one used. Raises ClosedError after close().
         """
-        program = self.program
-        return program if not adapters else self._find(program, adapters)[1]
+        if adapters:
+            return self._find(self.program, adapters)[1]
+        return self._program or self.program  # which is a call in each step
 
     def keep_program(self, adapters: Adapters) -> AdaptedProgram | None:
         """Compile the forward pass with adapters, to be kept.
