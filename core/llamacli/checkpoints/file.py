@@ -113,10 +113,14 @@ class CheckpointFile:
         return "MXFP4_MOE" if any(source.packed for source in self._sources.values()) else self.kind.name
 
     def _vocabulary(self) -> dict[str, Any]:
-        from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for a list of plugins
+        from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for plugin lists
+        from llamacli.tokenizer.vocabulary import TokenKind
 
         folder, checkpoint = self._folder.path, self._checkpoint
         kind, keys = vocabulary_keys(folder, self._settings, checkpoint.vocabulary, checkpoint.pre)
+        for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
+            if text in checkpoint.user_defined:
+                keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
         return keys | dict(checkpoint.tokenizer(kind, read_json(folder / "tokenizer_config.json"), self._settings))
 
     # --- tensors ---

@@ -42,7 +42,7 @@ class Checkpoint:
     - `defaults`: values of fields that config.json lacks, as transformers has them, or functions of the others.
     - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
       `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
-      tokenizer_config.json and config.json.
+      tokenizer_config.json and config.json. `user_defined` are texts of special tokens that files call user-defined.
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
       block, where the map has none.
@@ -70,6 +70,7 @@ class Checkpoint:
     convert: Mapping[str, Conversion] = attrs.field(factory=dict)
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
     variant: Callable[[Settings], Checkpoint] | None = None
+    user_defined: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -32,11 +32,6 @@ _ADDED = ("bos", "eos", "sep")
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
-_PARSED = frozenset(
-    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
-)
-"""Special tokens of Gemma 4 that chat parsers read, which its files call user-defined."""
-
 SAMPLE = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \nHello WORLD, camelCase e\u0301te\u0301 nai\u0308ve "
     "\U0001f680 (normal) \U0001f636\u200d\U0001f32b\ufe0f 3 33 333 3333 33333 333333 3333333 3.3 3..3 3...3 "
@@ -192,9 +187,6 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
 
 def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     keys = _byte_fallback(folder, config, pre)
-    for i, text in enumerate(keys["tokenizer.ggml.tokens"]):
-        if text in _PARSED:
-            keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
     del keys["tokenizer.ggml.pre"]
     merges = _merges(folder, read_json(folder / "tokenizer.json"))
     return keys | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}

@@ -104,6 +104,11 @@ def _always_bos(kind: str, tokenizer: Settings, settings: Settings) -> dict[str,
     return {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True}
 
 
+_READ_BY_PARSERS = (
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+)  # fmt: skip
+"""Special tokens of Gemma 4 that parsers of chats read."""
+
 CHECKPOINTS = (
     Checkpoint(
         "gemma", ("GemmaForCausalLM",), _WITHOUT_ROPE, _DEFAULTS, ("sentencepiece",), tokenizer=_gemma1,
@@ -162,7 +167,7 @@ CHECKPOINTS = (
             "feed_forward_length": _n_ff,
         },
         {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_kv_shared_layers": 0},
-        ("ranked",), tokenizer=_always_bos, extra=_rope_freqs,
+        ("ranked",), user_defined=_READ_BY_PARSERS, tokenizer=_always_bos, extra=_rope_freqs,
         rename=((r"(\.layer_scalar|\.experts\.\w+_proj)$", r"\1.weight"),),
         tensors={
             "model.layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
