@@ -34,6 +34,19 @@ def test_next_turn_has_what_was_said(client, fake) -> None:
     assert [(item.role, item.content[0].text) for item in items] == [("user", "last")]
 
 
+@pytest.mark.parametrize("kind", ["reasoning", "function_call", "function_call_output"])
+def test_text_of_every_item_is_a_part(client, kind) -> None:
+    """Contents of items may be texts; once only those of messages could."""
+    item = {"type": kind, "content": "thinking", "name": "f", "call_id": "1", "arguments": "{}", "output": "2"}
+    said = {"role": "user", "content": "hello"}
+    stored = client.conversations.create(items=[said, item])
+    shown = client.conversations.items.list(stored.id, order="asc").data[1].to_dict()
+    text_kind = "reasoning_text" if kind == "reasoning" else "input_text"
+    assert shown["content"] == [{"type": text_kind, "text": "thinking"}]
+    again = client.responses.create(model="demo", input=[said, item, said], conversation=stored.id)
+    assert again.output_text == "one two three"
+
+
 def test_streams_are_stored(client) -> None:
     with client.responses.stream(model="demo", input="hi") as stream:
         done = stream.get_final_response()

@@ -19,6 +19,8 @@ MAX_CHAIN = 10_000
 """Responses that follow each other."""
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_TEXT_KINDS = {"assistant": "output_text", "reasoning": "reasoning_text"}
+"""Kinds of text parts by role of a message, and by type of another item."""
 
 
 @attrs.frozen
@@ -79,8 +81,8 @@ def shown_items(items: Sequence[InputItem]) -> list[Object]:
     for item in items:
         data = _compact(item)
         data = {"id": new_id(_PREFIXES.get(item.type, "item")), "type": item.type, "status": "completed"} | data
-        if item.type == "message" and isinstance(item.content, str):
-            kind = "output_text" if item.role == "assistant" else "input_text"
+        if isinstance(item.content, str):
+            kind = _TEXT_KINDS.get((item.role if item.type == "message" else item.type) or "", "input_text")
             data["content"] = [{"type": kind, "text": item.content}]
         for part in data.get("content") or ():
             if part["type"] == "output_text":
