@@ -48,11 +48,13 @@ test-browser: $(VENV)/.installed-test
 	-$(BIN)/python -m pip install --quiet -e '.[browser]'
 	$(BIN)/python -m pytest -q -rs -n 0 -m browser tests/browser
 
-# Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases.
+# Longer runs against the server: 100,000 mutated bodies, 1,000 disconnects and schemas, more schemathesis cases; and
+# examples of Hypothesis that no other run has drawn.
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet -e '.[clients]'
 	rm -f $(VENV)/.installed-test
 	LLAMACLI_TEST_PROFILE=long $(PYTEST) -m slow tests/serve tests/cli/test_serve.py
+	LLAMACLI_TEST_PROFILE=long $(PYTEST) -m hypothesis
 
 # An hour of requests, three in ten of them cut off: memory, threads and open files must not grow.
 SOAK_SECONDS ?= 3600
