@@ -43,7 +43,7 @@ class FakeEngine:
 
     - `requests`: all that were submitted; `cancelled`: ids of those that were cancelled; `unloaded`: names of models.
     - `added`: models that were added, by name. `kept_alive`: times that were set.
-    - `n_pins`: pins of the model that are not released.
+    - `pins`: those of the model that are not released.
     - `script`: may be replaced between requests.
     - `gate`: while cleared, no event follows.
     """
@@ -59,7 +59,7 @@ class FakeEngine:
         self.draining = self.closed = False
         self.status = "ok"
         self.refusal: ServeError | None = None
-        self.n_pins = 0
+        self.pins: set[object] = set()
         self.gate = asyncio.Event()
         self.gate.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,8 +78,9 @@ class FakeEngine:
     async def pin(self, name: str) -> LocalPin:
         """The model, or UnknownModelError."""
         self._check(name)
-        self.n_pins += 1
-        return LocalPin(self._model, self._unpin)
+        pins, pin = self.pins, object()  # a later test, which begins with others, may see the release
+        pins.add(pin)
+        return LocalPin(self._model, lambda: pins.remove(pin))
 
     def unload(self, name: str) -> None:
         """Note the name in `unloaded`."""
@@ -149,9 +150,6 @@ class FakeEngine:
         self.closed = True
         for task in self._tasks:
             task.cancel()
-
-    def _unpin(self) -> None:
-        self.n_pins -= 1
 
     def _check(self, name: str) -> None:
         if name != self.name:

@@ -61,21 +61,21 @@ def test_model_stays_loaded_until_its_request_is_submitted(http, fake) -> None:
     n_pins: list[int] = []
 
     def script(request):
-        n_pins.append(fake.n_pins)
+        n_pins.append(len(fake.pins))
         return words(request)
 
     fake.script = script
     fake.gate.clear()
     connection = http.connect()
     connection.request("POST", "/v1/completions", '{"prompt": "a"}', {"content-type": "application/json"})
-    wait_for(lambda: fake.requests)
-    assert (n_pins, fake.n_pins) == ([1], 0)
+    wait_for(lambda: fake.requests and not fake.pins)
+    assert n_pins == [1]
     http.server._loop.call_soon_threadsafe(fake.gate.set)
     with contextlib.closing(connection):
         assert connection.getresponse().status == 200
     assert http.send("/tokenize", {"content": "a"}).status == 200
     assert http.send("/v1/completions", {"prompt": "a", "max_tokens": 0}).status == 400
-    wait_for(lambda: not fake.n_pins)
+    wait_for(lambda: not fake.pins)
 
 
 def test_failure_in_the_queue_comes_before_the_200(http, fake) -> None:

@@ -235,7 +235,7 @@ def test_models_are_loaded_and_unloaded(http, fake) -> None:
     assert http.send("/models/load", {"model": "demo"}).json == {"success": True}
     assert http.send("/models/unload", {"model": "demo"}).json == {"success": True}
     assert fake.unloaded == ["demo"]
-    wait_for(lambda: not fake.n_pins)
+    wait_for(lambda: not fake.pins)
 
 
 def test_a_last_message_of_the_assistant_is_continued(http) -> None:

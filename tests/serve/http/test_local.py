@@ -186,7 +186,7 @@ def test_models_that_only_a_request_of_their_own_loads(serve, fake, monkeypatch)
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
     assert (props["is_sleeping"], props["model_path"]) == (True, "demo.gguf")
     reply = http.chat()
-    assert (reply.status, fake.n_pins) == (400, 0)
+    assert (reply.status, fake.pins) == (400, set())
     assert "POST /models/load" in reply.json["error"]["message"]
     assert http.send("/models/load", {"model": info.name}).status == 200
     monkeypatch.setattr(fake, "models", lambda: (info,), raising=False)
@@ -199,14 +199,14 @@ def test_properties_wake_no_model_that_sleeps(serve, fake, monkeypatch) -> None:
     asleep = tuple(attrs.evolve(info, status="sleeping") for info in infos)
     monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
     assert http.send("/props").json["is_sleeping"] is True
-    assert fake.n_pins == 0
+    assert not fake.pins
 
 
 def test_properties_of_a_model_keep_it_asleep(serve, fake, monkeypatch) -> None:
     http, infos = serve(), fake.models()
     awake = http.send("/props").json
     assert awake["is_sleeping"] is False
-    wait_for(lambda: not fake.n_pins)
+    wait_for(lambda: not fake.pins)
     asleep = tuple(attrs.evolve(info, status="unloaded", fingerprint="") for info in infos)
     monkeypatch.setattr(fake, "models", lambda: asleep, raising=False)
     monkeypatch.setattr(fake, "pin", None, raising=False)
