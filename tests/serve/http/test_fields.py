@@ -200,8 +200,8 @@ def test_refused_fields_are_named_with_the_reason(path: str, http, fake, monkeyp
     assert (reply.status, reply.headers.get("warning")) == (200, None)
 
 
-def test_unknown_fields_are_named_in_a_header_and_the_log(http, fake, caplog: pytest.LogCaptureFixture) -> None:
-    fake.requests.clear()
+def test_unknown_fields_are_named_in_a_header_and_the_log(serve, caplog: pytest.LogCaptureFixture) -> None:
+    http = serve()  # of its own: a server logs a limited number of fields
     message = {"role": "user", "content": [{"type": "text", "text": "a", "colour\n\u20ac": 1}]}
     body = {"messages": [message], "temperatur": 0.5, "user": "me", "quite-other": 1}
     for stream in (False, True):
