@@ -120,6 +120,8 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError, which names ours for methods of llama-cpp-python."""
+            if hasattr(type(self), name):  # a property raised it
+                object.__getattribute__(self, name)
             raise AttributeError(missing_method(type(self).__name__, name), name=name, obj=self)
 
     @classmethod

@@ -45,6 +45,12 @@ def test_errors_name_our_method() -> None:
             model.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_errors_of_properties_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "name", property(lambda model: model.metadata.no_such_part))
+    with load_model("demo") as model, pytest.raises(AttributeError, match="no_such_part"):
+        _ = model.name
+
+
 def test_unknown_names_are_left_to_python() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         SamplingParams(nonsense=1)  # type: ignore[call-arg]
