@@ -30,30 +30,50 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
     assert found["keys"] == expected["keys"]
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_an_adapter_is_the_change_of_its_checkpoint(rslora: bool, tmp_path: Path, plugins: Plugins) -> None:
+@pytest.mark.parametrize(
+    ("name", "rslora", "experts"), [("llama_f32", False, ()), ("llama_f32", True, ()), ("qwen3moe", False, (0, 1, 3))]
+)
+def test_an_adapter_is_the_change_of_its_checkpoint(
+    name: str, rslora: bool, experts: tuple[int, ...], tmp_path: Path, plugins: Plugins
+) -> None:
     """Compare with a checkpoint whose matrices are W + scale * B @ A."""
-    base = cases.write_checkpoint(tmp_path, "llama_f32")
-    adapter = cases.write_adapter(tmp_path, "llama_f32", use_rslora=rslora)
+    base = cases.write_checkpoint(tmp_path, name)
+    adapter = cases.write_adapter(tmp_path, name, experts=experts, use_rslora=rslora)
     path = converted(adapter, base, tmp_path / "adapter.gguf", plugins)
     scale = 16 / (2 if rslora else 4)
-    tensors = {}
-    for name, shape in cases.shapes_of(cases.CASES["llama_f32"]).items():
-        values = cases.random_values(name, shape).astype(np.float64)
-        if name.endswith("_proj.weight"):
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
+    originals, tensors = {}, {}
+    for tensor, shape in cases.shapes_of(cases.CASES[name]).items():
+        values = cases.random_values(tensor, shape).astype(np.float64)
+        originals[tensor] = cases.entry_of(tensor, "F32", shape)
+        if cases.is_adapted(tensor, experts):
+            stem = f"base_model.model.{tensor.removesuffix('.weight')}"
             b = cases.random_values(f"{stem}.lora_B.weight", (shape[0], 4)).astype(np.float64)
             values = values + scale * b @ cases.random_values(f"{stem}.lora_A.weight", (4, shape[1]))
-        tensors[name] = ("F32", shape, cases.encoded(values.astype(np.float32), "F32"))
+        tensors[tensor] = ("F32", shape, cases.encoded(values.astype(np.float32), "F32"))
     logits = []
     for change in (False, True):
-        if change:
-            cases.write_safetensors(base / "model.safetensors", tensors)
+        cases.write_safetensors(base / "model.safetensors", tensors if change else originals)
         options = {} if change else {"lora_path": path}
         with load_model(base, "fp32", plugins=plugins, **options) as model, model.create_session() as session:
             session.eval(model.tokenizer.encode("then in the end"))
             logits.append(session.logits)
     np.testing.assert_allclose(logits[0], logits[1], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("number", "shape", "texts"),
+    [(4, (32, 4), ("an expert 4 of 4",)), (2, (16, 4), ("experts of the shapes", "(16, 4)", "(32, 4)"))],
+)
+def test_wrong_experts_are_named(
+    number: int, shape: tuple[int, int], texts: tuple[str, ...], tmp_path: Path, plugins: Plugins
+) -> None:
+    base, adapter = cases.write_checkpoint(tmp_path, "qwen3moe"), cases.write_adapter(tmp_path, "qwen3moe")
+    at = "base_model.model.model.layers.1.mlp.experts"
+    shapes = {f"{at}.{i}.gate_proj.lora_A.weight": (4, 64) for i in (0, number)}
+    shapes |= {f"{at}.0.gate_proj.lora_B.weight": (32, 4), f"{at}.{number}.gate_proj.lora_B.weight": shape}
+    entries = {name: ("F32", size, bytes(4 * size[0] * size[1])) for name, size in shapes.items()}
+    cases.write_safetensors(adapter / "adapter_model.safetensors", entries)
+    expect(adapter, base, plugins, "layers.1.mlp.experts.gate_proj", *texts)
 
 
 def expect(adapter: Path, base: Path, plugins: Plugins, *texts: str) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -804,8 +804,17 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "qwen35": {},
     "qwen35moe": {},
     "gemma3n": {},
+    "mixtral": {"experts": range(4)},
+    "qwen3moe": {"experts": range(4)},
 }
 """Options of `write_adapter` by the case of the base."""
+
+
+def is_adapted(tensor: str, experts: Collection[int] = ()) -> bool:
+    """True for tensors that the adapter of a case changes."""
+    if match := re.search(r"\.experts\.(\d+)\.", tensor):
+        return int(match[1]) in experts
+    return tensor.endswith("_proj.weight") and not tensor.startswith("mtp.")
 
 
 def write_adapter(
@@ -813,6 +822,7 @@ def write_adapter(
     name: str,
     *,
     embeddings: bool = False,
+    experts: Collection[int] = (),
     prefix: str = "base_model.model.",
     dtype: str = "F32",
     rank: int = 4,
@@ -820,13 +830,13 @@ def write_adapter(
 ) -> Path:
     """Write an adapter of a case's projections; return its folder.
 
-    Those of routed experts and multi-token prediction are left out. With `embeddings`, the table of embeddings is
-    changed as well. `fields` are those of adapter_config.json.
+    Those of multi-token prediction are left out, and of routed experts but `experts`. With `embeddings`, the table of
+    embeddings is changed as well. `fields` are those of adapter_config.json.
     """
     path, tensors = folder / f"{name}-adapter", {}
     path.mkdir()
     for tensor, shape in shapes_of(CASES[name]).items():
-        if tensor.endswith("_proj.weight") and ".experts." not in tensor and not tensor.startswith("mtp."):
+        if is_adapted(tensor, experts):
             stem, parts = tensor.removesuffix(".weight"), {"lora_A.weight": (rank, shape[1])}
             parts["lora_B.weight"] = (shape[0], rank)
         elif embeddings and tensor.endswith("embed_tokens.weight"):

@@ -21,6 +21,7 @@ from llamacli.quantization import TensorType, nbytes, quantize
 from llamacli.util.files import read_json
 
 _SHOWN = 8
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _NUMBERED = re.compile(r"(.*(?:\.experts|\.norms|_projections))\.(\d+)\.(.+)")
 """Names of tensors that are stacked: matrices of experts, norms of heads, projections of streams."""
 
@@ -227,8 +228,8 @@ class CheckpointFile:
         return f"{self._folder.entries[name].path}: tensor {name!r}"
 
     def _numbered(self, plain: str, found: Mapping[int, str]) -> tuple[str, ...]:
-        kind, fields = ("expert", _EXPERTS) if ".experts." in plain else ("tensor", ())
-        n_expert = next((n for field in fields if isinstance(n := self._settings.get(field), int)), len(found))
+        kind, n_expert = ("expert", n_experts(self._settings)) if ".experts." in plain else ("tensor", None)
+        n_expert = len(found) if n_expert is None else n_expert
         if missing := [i for i in range(n_expert) if i not in found]:
             raise ModelFormatError(f"{self.path}: {plain}: {kind} {missing[0]} of {n_expert} is missing")
         if len(found) > n_expert:
@@ -361,6 +362,11 @@ class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
     def __init__(self, arch: gguf.MODEL_ARCH, n_layer: int):
         self.block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
         super().__init__(arch, n_layer)
+
+
+def n_experts(settings: Settings) -> int | None:
+    """Number of experts by config.json."""
+    return next((n for field in _EXPERTS if isinstance(n := settings.get(field), int)), None)
 
 
 class Names:

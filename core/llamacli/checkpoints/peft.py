@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.checkpoints.file import Names
+from llamacli.checkpoints.file import EXPERT, Names, n_experts
 from llamacli.checkpoints.keys import general_keys, settings_of
-from llamacli.checkpoints.layout import Checkpoint
+from llamacli.checkpoints.layout import Checkpoint, Settings
 from llamacli.checkpoints.safetensors import SafetensorsFile, as_float
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import TensorInfo, metadata_pair, write_gguf
@@ -31,7 +31,9 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 """Fields of adapter_config.json that change what is computed, and the values that do not."""
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-"""Changes of a matrix: `a` [rank, n_in] and `b` [n_out, rank]; of a table of embeddings, `a` is [n_vocab, rank]."""
+"""Changes of a matrix: `a` [rank, n_in] and `b` [n_out, rank]; of a table of embeddings, `a` is [n_vocab, rank].
+
+Of experts, both are stacked: [n_expert, rank, n_in] and [n_expert, n_out, rank]."""
 
 
 class PeftAdapter:
@@ -90,15 +92,15 @@ class PeftAdapter:
         if not isinstance(n_layer, int):
             raise ModelFormatError(f"{source}: num_hidden_layers is missing")
         names, found = Names(checkpoint, settings, n_layer, source), dict[str, Pair]()
-        for stem, (a, b) in self._matrices():
+        for stem, (a, b) in self._stacked(settings):
             parts, n_parts = names.parts(names.plain(f"{stem}.weight"))
             if len(parts) > n_parts:
                 raise ModelFormatError(
                     f"{self.path / _WEIGHTS}: {stem!r} becomes several tensors, and its changes cannot"
                 )
-            if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(b) % n_parts:
+            if a.shape[-2] != b.shape[-1] or b.shape[-2] % n_parts:
                 raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} is changed by {a.shape} and {b.shape}")
-            for part, rows in zip(parts, np.split(b, len(parts)), strict=True):
+            for part, rows in zip(parts, np.split(b, len(parts), axis=-2), strict=True):
                 target = names.target(part, f"{self.path / _WEIGHTS}: tensor {stem!r}")
                 if target == "output.weight" and settings.get("tie_word_embeddings"):
                     raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} is the table of embeddings in {source}")
@@ -114,6 +116,26 @@ class PeftAdapter:
         names.check()
         return found
 
+    def _stacked(self, settings: Settings) -> Iterator[tuple[str, Pair]]:
+        """Changes of matrices, of experts stacked; an absent expert has none."""
+        experts: dict[str, dict[int, Pair]] = {}
+        for stem, pair in self._matrices():
+            if match := EXPERT.fullmatch(stem):
+                experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = pair
+            else:
+                yield stem, pair
+        n_expert = n_experts(settings)
+        for stem, pairs in experts.items():
+            if n_expert is None or max(pairs) >= n_expert:
+                raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} has an expert {max(pairs)} of {n_expert}")
+            shapes = {(a.shape, b.shape) for a, b in pairs.values()}
+            if len(shapes) > 1:
+                raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} has experts of the shapes {sorted(shapes)}")
+            ((of_a, of_b),) = shapes
+            none = np.zeros(of_a, np.float32), np.zeros(of_b, np.float32)
+            a, b = zip(*(pairs.get(i, none) for i in range(n_expert)), strict=True)
+            yield stem, (np.stack(a), np.stack(b))
+
     def _matrices(self) -> Iterator[tuple[str, Pair]]:
         found: dict[str, dict[str, str]] = {}
         for name in self._file.entries:
@@ -127,7 +149,10 @@ class PeftAdapter:
         for stem, parts in found.items():
             if missing := [part for part in "AB" if part not in parts]:
                 raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} has no lora_{missing[0]}")
-            yield stem, (self._numbers(parts["A"]), self._numbers(parts["B"]))
+            a, b = self._numbers(parts["A"]), self._numbers(parts["B"])
+            if a.ndim != 2 or b.ndim != 2:
+                raise ModelFormatError(f"{self.path / _WEIGHTS}: {stem!r} is changed by {a.shape} and {b.shape}")
+            yield stem, (a, b)
 
     def _numbers(self, name: str) -> npt.NDArray[np.float32]:
         return as_float(self._file.array(name), self._file.entries[name].dtype).astype(np.float32, copy=False)
