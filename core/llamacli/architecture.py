@@ -280,8 +280,13 @@ class BlockHeadArchitecture(HeadArchitecture):
     def bias(self, g: Graph, config: Any, weights: Weights) -> Value | None:
         """Record what a token adds to the next one's logits.
 
-        It is as wide as the logits, and of the token's id alone. None, the default, adds nothing.
+        It is as wide as the logits, of the token's id and, as `g.previous_hidden(config.n_embd)`, of what the output
+        layer reads at the next one's place. None, the default, adds nothing.
         """
+        return None
+
+    def n_candidates(self, config: Any) -> int | None:
+        """Number of most probable tokens that `bias` chooses from, None for all."""
         return None
 
 
@@ -394,10 +399,10 @@ def trace_block_head(
     if not injector.reads_hidden or injector.states != head.states or injector.recurrent:
         raise PluginError(f"{part}: inject must read g.previous_hidden, and store what forward does")
     injector.scale(injector.ops[0].out, 1.0)  # a program ends in a value, which nothing reads
-    if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent or head.needs_whole_input:
+    if head.ops[-1].out is not logits or head.reads_hidden or head.recurrent:
         raise PluginError(f"{part}: forward must end in its logits, and have no recurrent states")
-    if bias and (biases.states or biases.reads_hidden or biases.ops[-1].out is not bias or bias.width != logits.width):
-        raise PluginError(f"{part}: bias must be as wide as the logits, and read the token's id alone")
+    if bias and (biases.states or biases.ops[-1].out is not bias or bias.width != logits.width):
+        raise PluginError(f"{part}: bias must be as wide as the logits, and store nothing")
     return fuser, injector, head, biases if bias else None
 
 

@@ -24,6 +24,7 @@ from llamacli.ops.attention_temperature import attention_temperature
 from llamacli.ops.axis_positions import axis_positions
 from llamacli.ops.base import Op, Recorder, verb_of
 from llamacli.ops.batched_linear import batched_linear
+from llamacli.ops.block_conv import block_conv
 from llamacli.ops.clamp import clamp
 from llamacli.ops.class_token import class_token
 from llamacli.ops.columns import columns
@@ -48,11 +49,11 @@ from llamacli.ops.previous_hidden import PreviousHidden, previous_hidden
 from llamacli.ops.repeat import repeat
 from llamacli.ops.rms_norm import RmsNorm, rms_norm
 from llamacli.ops.rope import rope
-from llamacli.ops.scale import scale
+from llamacli.ops.scale import Scale, scale
 from llamacli.ops.select import Selection, select
 from llamacli.ops.short_conv import short_conv
 from llamacli.ops.sigmoid_gate import sigmoid_gate
-from llamacli.ops.softcap import softcap
+from llamacli.ops.softcap import Softcap, softcap
 from llamacli.ops.stages import Sent
 from llamacli.ops.store import KeyValues, Store, store
 from llamacli.ops.values import Param, Tensor, Value
@@ -82,6 +83,7 @@ class Graph(Recorder):
     attention = attention
     attention_temperature = attention_temperature
     batched_linear = batched_linear
+    block_conv = block_conv
     clamp = clamp
     columns = columns
     concat = concat
@@ -252,12 +254,12 @@ class Graph(Recorder):
 
         None if no matrix product computes the logits. That of an encoder, which has none, is its result.
         """
-        table, last = self.embedding, self.ops[-1]
-        has_logits = bool(last.matrices()) and table is not None and last.out.width == table.table.shape[0]
+        table, op, makers = self.embedding, self.ops[-1], {op.out: op for op in self.ops}
+        while isinstance(op, Scale | Softcap):
+            op = makers[op.inputs()[0]]
+        has_logits = bool(op.matrices()) and table is not None and op.out.width == table.table.shape[0]
         if self.needs_whole_input and not has_logits:
-            return last.out
-        makers = {op.out: op for op in self.ops}
-        op = self.ops[-1]
+            return self.ops[-1].out
         while not op.matrices() and op.inputs():
             op = makers[op.inputs()[0]]
         return op.inputs()[0] if op.matrices() and op.inputs() else None

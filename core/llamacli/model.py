@@ -640,7 +640,7 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
             f"{file.path}: the {name} has another vocabulary than the model {model.name!r}: {config.n_vocab} and "
             f"{model.config.n_vocab} tokens"
         )
-    injector, biases, block = None, None, (0, 0, False, 1)
+    injector, biases, block, n_candidates = None, None, (0, 0, False, 1), None
     reads_cache = isinstance(architecture, CacheHeadArchitecture)
     if not reads_cache:
         _share_weights(model, weights, config, f"{file.path}: the {name}")
@@ -648,7 +648,7 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
         fuser, graph = trace_cache_head(architecture, config, weights, model.program.graph)
     elif isinstance(architecture, BlockHeadArchitecture):
         fuser, injector, graph, biases = trace_block_head(architecture, config, weights)
-        block = architecture.block(config)
+        block, n_candidates = architecture.block(config), architecture.n_candidates(config)
     else:
         fuser, graph = trace_head(architecture, config, weights)
     layers, n_embd = architecture.layers(config), model.config.n_embd
@@ -673,8 +673,9 @@ def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) ->
     fuses = None if reads_cache else model.program.extended(fuser, view)
     injects, adds = (model.program.extended(part, view) if part else None for part in (injector, biases))
     return Head(
-        name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block, adds, reads_cache=reads_cache
-    )
+        name, model, lambda: program, pool, fuses, tuple(columns), known, injects, block, adds, n_candidates,
+        reads_cache=reads_cache,
+    )  # fmt: skip
 
 
 def _share_weights(model: Model, weights: Weights, config: Config, head: str) -> None:

@@ -96,6 +96,7 @@ def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path:
     tokens = TOKENS[:N_TOKENS].tolist()
     with np.load(DIRECTORY / "heads.npz") as golden, load_tiny("gqa", dequantized=True, n_layer=3) as model:
         expected = {field: golden[f"{name} {field}"] for field in ("features", "states", "logits", "draft")}
+        lattice = golden.get(f"{name} lattice")
         head = head_of(model, write(tmp_path / "head.gguf", **options))
         rows, sequence = passed(model, tokens[:-1]), head.sequence(None)
         states, (length, mask, is_causal, first) = head.states(rows, sequence), head.block
@@ -103,9 +104,17 @@ def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path:
         assert injector is not None
         evaluate(lambda _: injector, [Chunk(sequence, tokens[:-1], n_last=0, hidden_in=states)])
         block = Inputs.of([tokens[-1], *[mask] * (length - 1)], spans=[] if is_causal else [(0, length)])
-        logits = head.logits(evaluate(lambda _: head.program, [Chunk(sequence, block, n_last=length)])[0])
-        for row, token in zip(logits[first:], [tokens[-1], *expected["draft"].tolist()], strict=False):
-            row[:] = head.biased(row, token, sequence)
+        hidden: list[np.ndarray] = []
+        take_hidden = lambda _, __, states, ___, ____: hidden.extend(states)  # noqa: E731
+        chunk = Chunk(sequence, block, n_last=length, take_hidden=take_hidden)
+        logits = head.logits(evaluate(lambda _: head.program, [chunk])[0])
+        before = [tokens[-1], *expected["draft"].tolist()]
+        biased = [
+            head.biased(row, state, token, sequence)
+            for row, state, token in zip(logits[first:], hidden[first:], before, strict=False)
+        ]
+        if lattice is None:
+            logits[first:] = biased
         with HeadDrafter(head, min_probability=0.0) as drafter:
             drafter.take_hidden(0, tokens[:18], rows[:18], 0)
             drafter.take_hidden(18, [*tokens[18:-1], 7], np.concatenate([rows[18:], rows[:1]]), 1)
@@ -117,6 +126,24 @@ def test_blocks_are_those_of_llama_cpp(name: str, load_tiny: LoadTiny, tmp_path:
     assert formulas.nmse(logits[known], expected["logits"][known]) < bound
     assert drafts[0] == drafts[2] == expected["draft"].tolist()
     assert len(drafts[1]) == 2
+    if lattice is not None:
+        expect_selected(lattice[1:], biased, before, bound)
+
+
+def expect_selected(lattice: np.ndarray, rows: list[np.ndarray], before: list[int], bound: float) -> None:
+    """Compare the logits of candidates with llama.cpp's lattice.
+
+    A row of it has n candidates, and n rows of their logits, each behind a candidate of the place before.
+    """
+    n = round(np.sqrt(lattice.shape[1] + 0.25) - 0.5)
+    at = 0
+    for place, row in zip(lattice, rows, strict=True):
+        candidates = place[:n].astype(int)
+        assert sorted(candidates) == np.flatnonzero(np.isfinite(row)).tolist()
+        scores = place[n:].reshape(n, n)[at]
+        assert formulas.nmse(row[candidates], scores) < bound
+        at = int(scores.argmax())
+    assert len(before) == len(rows) + 1
 
 
 @pytest.mark.parametrize("name", CACHE_HEADS)
@@ -303,6 +330,28 @@ def test_a_head_that_does_not_fit_is_refused(case: str, model: Model, write_head
     options, message = REFUSED[case]
     with pytest.raises(ModelFormatError, match=message):
         model.load_draft(write_head(**options))
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({"conv_group_size": 48}, {}, r"dflash\.conv_group_size = 48 does not divide the width 64"),
+        ({"conv_kernel_size": 0}, {}, r"'dflash\.conv_kernel_size' is 0"),
+        ({}, {"d2t": np.arange(40)}, r"head\.gguf: tensor d2t has shape \(40,\), expected \(128,\)"),
+        (
+            {}, {"blk.0.attn_conv_base": np.zeros((3, 64), np.float32)},
+            r"tensor blk\.0\.attn_conv_base has shape \(3, 64\), expected \(2, 3, 64\)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_selector_that_does_not_fit_is_refused(
+    keys: dict[str, Any], tensors: dict[str, np.ndarray], message: str, model: Model, tmp_path: Path
+) -> None:
+    write, options, _ = BLOCK_HEADS["dflash2"]
+    without = [name for name in options["without"] if name not in tensors]
+    changed = {"keys": options["keys"] | keys, "tensors": tensors, "without": without}
+    with pytest.raises(ModelFormatError, match=message):
+        model.load_draft(write(tmp_path / "head.gguf", **options | changed))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,13 @@ class Pair:
         self._api.llama_set_causal_attn(self.head._context, causal)
         return self.process(np.empty((len(ids), 0), np.float32), ids, start)[0]
 
+    def lattice(self, ids: list[int], start: int, *, causal: bool) -> tuple[Rows, Rows]:
+        """Logits of a block, and a selector's scores, [n, n_embd]."""
+        self._call["set_state"](self.head._context, True, False)
+        logits = self.block(ids, start, causal=causal)
+        shape = len(ids), self.head.n_embd
+        return logits, np.ctypeslib.as_array(self._call["state"](self.head._context), shape=shape).copy()
+
     def process(self, rows: Rows, ids: list[int] | None, start: int, *, injects: bool = False) -> tuple[Rows, Rows]:
         """Fuse rows without ids, or decode ids with states."""
         api, batch = self._api, self._api.llama_batch_ext_init(self.head._context)
@@ -125,7 +132,16 @@ def record_block(model: Path, head: Path, options: dict[str, Any]) -> dict[str, 
     pair.inject(features)
     keys, mask = options["keys"], options["metadata"]["tokenizer.ggml.mask_token_id"]
     ids = [tokens[-1], *[mask] * (keys["block_size"] - 1)]
-    logits = pair.block(ids, N_TOKENS - 1, causal=keys.get("attention.causal", False))
+    causal = keys.get("attention.causal", False)
+    if n := keys.get("selector_top_k"):
+        logits, lattice = pair.lattice(ids, N_TOKENS - 1, causal=causal)
+        draft, at = list[int](), 0
+        for row in lattice[1:]:
+            at = int(row[n : n + n * n].reshape(n, n)[at].argmax())
+            draft.append(int(row[at]))
+        found = {"lattice": lattice[:, : n + n * n], "draft": np.array(draft)}
+        return {"features": features, "states": states, "logits": logits} | found
+    logits = pair.block(ids, N_TOKENS - 1, causal=causal)
     is_markov = "markov_w1.weight" in options.get("tensors", {})
     first = 0 if is_markov and keys.get("sample_from_anchor", True) else 1
     return {"features": features, "states": states, "logits": logits, "draft": logits[first:].argmax(1)}

@@ -385,6 +385,13 @@ def _short_conv_of_numbers(d: Draft) -> None:
     d.graph.short_conv(d.x(d.width()), d.pick((1.0, -1.0), (1.0, 0.0), (0.5, 0.0, 2.0)))
 
 
+@maker(_op("BlockConv"), "any")
+def _block_conv(d: Draft) -> None:
+    n_sides, n_taps, n_groups, group = d.choose(1, 3), d.choose(1, 6), d.choose(1, 5), d.choose(1, 40)
+    base, factors = Param(d.tensor(n_sides, n_taps, n_groups * group)), d.x(n_sides * n_taps * n_groups)
+    d.graph.block_conv(d.x(n_groups * group), base, factors, d.choose(0, n_sides - 1))
+
+
 @maker(_op("Conv2d"), "any")
 def _conv_2d(d: Draft) -> None:
     strides, freqs, n_in = (d.choose(1, 2), d.choose(1, 3)), d.choose(1, 7), d.choose(1, 9)

@@ -27,7 +27,8 @@ class Head(contextlib.AbstractContextManager["Head"]):
     - `fuser`: makes a state of what the model passes, its `columns` side by side; None for hidden states as they are.
     - `ids`: ids of its tokens in the model's vocabulary, int64, None where they are the same.
     - `injector`: caches keys and values of states, in a head that predicts blocks; `block` is what
-      `BlockHeadArchitecture.block` returns; `biases` computes what a token adds to the next one's logits, None nothing.
+      `BlockHeadArchitecture.block` returns; `biases` computes what a token adds to the next one's logits, None nothing,
+      of the `n_candidates` most probable tokens, None for all.
     - `reads_cache`: it has no cache, and reads the model's; `pool` is the model's then.
     """
 
@@ -41,6 +42,7 @@ class Head(contextlib.AbstractContextManager["Head"]):
     injector: Program | None = None
     block: tuple[int, int, bool, int] = (0, 0, False, 1)
     biases: Program | None = None
+    n_candidates: int | None = None
     reads_cache: bool = False
 
     @property
@@ -88,12 +90,21 @@ class Head(contextlib.AbstractContextManager["Head"]):
         found[:, self.ids] = rows
         return found
 
-    def biased(self, row: Rows, token: int, sequence: KVSequence) -> Rows:
-        """Logits of a row of a block behind a token, float32 [n_vocab]."""
+    def biased(self, row: Rows, hidden: Rows, token: int, sequence: KVSequence) -> Rows:
+        """Logits of a row of a block behind a token, float32 [n_vocab].
+
+        `hidden` is what the output layer has read of the row, float32 [n_embd].
+        """
         if self.biases is None:
             return row
-        bias = self.biases.forward(np.array([token], np.int32), [Span(sequence, 0, 1)], [1])
-        return row + self.logits(bias)[-1]
+        bias = self.biases.forward(np.array([token], np.int32), [Span(sequence, 0, 1, hidden[None])], [1])
+        biased = row + self.logits(bias)[-1]
+        if self.n_candidates is None or self.n_candidates >= len(row):
+            return biased
+        candidates = np.argpartition(row, -self.n_candidates)[-self.n_candidates :]
+        found = np.full_like(row, -np.inf)
+        found[candidates] = biased[candidates]
+        return found
 
     def close(self) -> None:
         """Do nothing: weights and caches are freed with the object."""

@@ -200,11 +200,19 @@ class BlockContext(HeadContext):
         program = self._head.program
         block = [tokens[-1], *[mask] * (limit + first - 1)]
         inputs = Inputs.of(block, spans=() if is_causal else [(0, len(block))])
+        states = np.empty((len(block), 0), np.float32)
+
+        def keep(position: int, tokens: Sequence[int], hidden: Rows, n_drafted: int, sequence: KVSequence) -> None:
+            nonlocal states
+            states = hidden.copy()
+
+        take_hidden = keep if self._head.biases is not None else None
         try:
-            chunk = Chunk(cache, inputs, n_last=limit, n_ahead=len(block))
-            rows = iter(self._head.logits(evaluate(lambda _: program, [chunk])[0]))
+            chunk = Chunk(cache, inputs, n_last=limit, n_ahead=len(block), take_hidden=take_hidden)
+            logits = self._head.logits(evaluate(lambda _: program, [chunk])[0])
+            rows = zip(logits, states[-limit:], strict=True)
             return likely_tokens(
-                tokens[-1:], limit, min_probability, lambda last: self._head.biased(next(rows), last[0], cache)
+                tokens[-1:], limit, min_probability, lambda last: self._head.biased(*next(rows), last[0], cache)
             )
         finally:
             self._truncate(n)

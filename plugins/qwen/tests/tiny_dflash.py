@@ -22,7 +22,11 @@ _SHARED = ["token_embd.weight", "output.weight", "d2t", "rope_freqs.weight"] + [
 ]
 
 RANK = 16
-"""Width of the Markov heads of DSpark."""
+"""Width of the Markov heads of DSpark, and of the selectors of DFlash 2."""
+
+_SELECTOR: dict[str, Any] = {
+    "conv_kernel_size": 3, "conv_group_size": 16, "selector_rank": RANK, "selector_top_k": 5,
+}  # fmt: skip
 
 
 def _markov(n_draft: int) -> dict[str, np.ndarray]:
@@ -70,6 +74,21 @@ HEADS = {
             "keys": _KEYS | {"sample_from_anchor": False}, "without": _SHARED[3:],
             "tensors": {"d2t": IDS, "output.weight": _OUTPUT, "markov_w2.scale": np.full(1, 0.5, np.float32)}
             | _markov(40),
+        },
+        1e-9,
+    ),
+    "dflash2": (write_architecture, _OPTIONS | {"keys": _KEYS | _SELECTOR, "without": _SHARED}, 1e-9),
+    "dflash2_all": (
+        write_architecture,
+        _OPTIONS
+        | {
+            "keys": _KEYS
+            | _SELECTOR
+            | {
+                "conv_kernel_size": 8, "conv_group_size": 64, "selector_top_k": 3, "logit_scale": 0.5,
+                "final_logit_softcapping": 2.0, "attention.value_scale": 0.7,
+            },
+            "without": ["d2t", "rope_freqs.weight", "blk.0.attn_sinks.weight"],
         },
         1e-9,
     ),
