@@ -8,24 +8,21 @@ from llamacli.errors import PluginError
 from llamacli.graph import Graph
 from verbs import Params, Run, Value
 
-GROUP = 16
-"""Columns that share a factor."""
 
-
-@pytest.mark.parametrize(("side", "n_taps"), [(0, 3), (1, 4), (0, 30)])
-def test_sums_of_all_taps(engine: Engine, side: int, n_taps: int) -> None:
+@pytest.mark.parametrize(("side", "n_taps", "group"), [(0, 3, 16), (1, 4, 8), (0, 30, 32)])
+def test_sums_of_all_taps(engine: Engine, side: int, n_taps: int, group: int) -> None:
     def build(g: Graph, param: Params, x: Value) -> Value:
-        factors = g.linear(x, param("factors", 2 * n_taps * x.width // GROUP, x.width))
+        factors = g.linear(x, param("factors", 2 * n_taps * x.width // group, x.width))
         return g.block_conv(x, param("base", 2, n_taps, x.width), factors, side)
 
     run = Run(engine, build)
     n, width = run.x.shape
-    factors = (run.x @ run["factors"].T).reshape(n, 2, n_taps, width // GROUP)
+    factors = (run.x @ run["factors"].T).reshape(n, 2, n_taps, width // group)
     expected = np.zeros((n, width))
     for t in range(n):
         for j in range(min(n_taps, t + 1)):
             for c in range(width):
-                weight = run["base"][side, j, c] + factors[t, side, j, c // GROUP]
+                weight = run["base"][side, j, c] + factors[t, side, j, c // group]
                 expected[t, c] += weight * run.x[t - j, c]
     run.check(expected)
 

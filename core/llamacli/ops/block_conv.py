@@ -98,7 +98,7 @@ def block_conv(g: Recorder, x: Value, base: Param, factors: Value, side: int) ->
 @functools.cache
 def block_conv_kernel() -> Kernel:
     """Compiled kernel; a row is a unit of work."""
-    from llamacli.kernels.api import Kernel, carray, pointer, share
+    from llamacli.kernels.api import LANES, Kernel, carray, pointer, share, simd
 
     def block_conv(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, BLOCK_CONV)[0], carray(pointer(run), 1, RUN)[0]
@@ -106,12 +106,21 @@ def block_conv_kernel() -> Kernel:
         base = carray(pointer(a.base), (a.n_taps, a.width), np.float32)
         first, last = share(r.n_rows - r.first_row, thread, n_threads)
         for row in range(r.first_row + first, r.first_row + last):
-            out = carray(pointer(a.out + row * a.out_stride), a.width, np.float32)
+            n_taps = 0
+            while n_taps < a.n_taps and row >= n_taps and rows[row - n_taps].kv == rows[row].kv:
+                n_taps += 1
             factors = carray(pointer(a.factors + row * a.factors_stride), (a.n_taps, a.n_groups), np.float32)
+            if group % LANES == 0:
+                for i in range(0, a.width, LANES):
+                    total = simd.splat(np.float32(0))
+                    for j in range(n_taps):
+                        weight = simd.add(simd.load(a.base + 4 * (j * a.width + i)), simd.splat(factors[j, i // group]))
+                        total = simd.fma(weight, simd.load(a.x + (row - j) * a.x_stride + 4 * i), total)
+                    simd.store(a.out + row * a.out_stride + 4 * i, total)
+                continue
+            out = carray(pointer(a.out + row * a.out_stride), a.width, np.float32)
             out[:] = 0
-            for j in range(a.n_taps):
-                if row < j or rows[row - j].kv != rows[row].kv:
-                    break
+            for j in range(n_taps):
                 x = carray(pointer(a.x + (row - j) * a.x_stride), a.width, np.float32)
                 for k in range(a.n_groups):
                     for i in range(k * group, (k + 1) * group):
