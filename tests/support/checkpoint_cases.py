@@ -476,6 +476,16 @@ def _nomic() -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _inside(prefix: str, others: Iterable[str] = (), config: Mapping[str, Any] = SIZES, **options: Any) -> Shapes:
+    """Shapes of a decoder below a prefix, and of other modalities' tensors."""
+    text = {f"{prefix}{name}": shape for name, shape in decoder_shapes(config, **options).items()}
+    return text | dict.fromkeys(others, (8, 8))
+
+
+_OMNI: dict[str, Any] = SIZES | {
+    "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]},
+}  # fmt: skip
 _LAYERS = r"\.layers\."
 
 
@@ -520,6 +530,41 @@ CASES: dict[str, dict[str, Any]] = {
         "Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6, "rope_scaling": _YARN}, tokenizer="qwen2", biases="qkv",
         generation={"temperature": 0.7, "repetition_penalty": 1.05},
     ),
+    "qwen2audio": {
+        "architectures": ["Qwen2AudioForConditionalGeneration"], "model_type": "qwen2_audio", "tokenizer": "qwen2",
+        "config": {"text_config": SIZES | {"model_type": "qwen2", "rope_theta": 1e6}, "audio_config": {"d_model": 32}},
+        "shapes": _inside(
+            "language_model.", ("audio_tower.conv1.weight", "multi_modal_projector.linear.weight"), biases="qkv"
+        ),
+    },
+    "qwen25omni": {
+        "architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "tokenizer": "qwen2",
+        "config": {"thinker_config": {
+            "model_type": "qwen2_5_omni_thinker", "text_config": SIZES | {
+                "model_type": "qwen2_5_omni_text", "rope_theta": 1e6, "rope_scaling": {
+                    "type": "default", "rope_type": "default", "mrope_section": [2, 3, 3]}}}},
+        "shapes": _inside(
+            "thinker.", ("thinker.visual.merger.weight", "thinker.audio_tower.conv1.weight", "talker.codec_head.weight",
+                         "token2wav.code2wav_bigvgan_model.conv_pre.weight"), biases="qkv",
+        ),
+    },
+    "qwen3asr": {
+        "architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr", "tokenizer": "qwen2",
+        "config": {"thinker_config": {"text_config": SIZES | {
+            "head_dim": 32, "rope_theta": 1e6, "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]}}}},
+        "shapes": _inside(
+            "thinker.", ("thinker.audio_tower.conv_out.weight",), SIZES | {"head_dim": 32}, qk_norm=32
+        ),
+    },
+    "qwen3omni": {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe", "tokenizer": "qwen2",
+        "config": {"thinker_config": {"text_config": _OMNI}},
+        "shapes": _inside(
+            "thinker.", ("thinker.visual.merger.ln_q.weight", "thinker.audio_tower.conv_out.weight",
+                         "code2wav.decoder.0.conv.weight", "talker.codec_head.weight"), _OMNI,
+            qk_norm=32, experts="qwen",
+        ),
+    },
     "qwen2moe": _case(
         "Qwen2MoeForCausalLM", "qwen2_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
