@@ -486,6 +486,31 @@ _OMNI: dict[str, Any] = SIZES | {
     "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
     "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]},
 }  # fmt: skip
+_LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope", "long_factor": [1.0 + i / 4 for i in range(8)],
+    "short_factor": [1.0 + i / 64 for i in range(8)],
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+    "rope_theta": 1e4,
+}  # fmt: skip
+
+
+def _latent(*, rank_q: int) -> Shapes:
+    """Shapes of two layers' latent attention."""
+    found: Shapes = {}
+    for i in range(2):
+        at = f"model.layers.{i}.self_attn."
+        if rank_q:
+            found |= {f"{at}q_a_proj.weight": (rank_q, 64), f"{at}q_a_layernorm.weight": (rank_q,)}
+        found |= {
+            f"{at}q_{'b_' if rank_q else ''}proj.weight": (4 * 32, rank_q or 64),
+            f"{at}kv_a_proj_with_mqa.weight": (48, 64), f"{at}kv_a_layernorm.weight": (32,),
+            f"{at}kv_b_proj.weight": (4 * 32, 32), f"{at}o_proj.weight": (64, 64),
+        }  # fmt: skip
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -506,6 +531,47 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_f32_as_bf16": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="bf16"),
     "llama_biases": _case(
         "LlamaForCausalLM", "llama", {"attention_bias": True}, tokenizer="sentencepiece", biases="qkv"
+    ),
+    "sarashina2_vision": {
+        "architectures": ["Sarashina2VisionForCausalLM"], "model_type": "sarashina2_vision",
+        "tokenizer": "sentencepiece",
+        "config": {"text_config": SIZES | {"model_type": "llama", "rope_theta": 1e4}},
+        "shapes": _inside("llm.", ("norm.weight", "visual.merger.mlp.0.weight")),
+    },
+    "nanbeige": _case(
+        "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm": _case(
+        "MiniCPMForCausalLM", "minicpm",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm4": _case(
+        "MiniCPMForCausalLM", "minicpm",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4,
+         "rope_scaling": _LONG_ROPE | {"original_max_position_embeddings": 128}},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm3": _case(
+        "MiniCPM3ForCausalLM", "minicpm3",
+        _LATENT | {"q_lora_rank": 48, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32,
+                   "rope_scaling": _LONG_ROPE},
+        tokenizer="sentencepiece", without=r"self_attn\.", tensors=_latent(rank_q=48),
+    ),
+    "plm": _case(
+        "PLMForCausalLM", "plm", _LATENT | {"q_lora_rank": None, "hidden_act": "relu2", "tie_word_embeddings": True},
+        tokenizer="qwen2", without=r"self_attn\.", gated=False, tensors=_latent(rank_q=0),
+    ),
+    "pangu": _case(
+        "PanguEmbeddedForCausalLM", "PanguEmbedded", {"rope_theta": 16e6, "bias": True}, tokenizer="sentencepiece",
+        biases="qkv", tensors={f"model.layers.{i}.self_attn.o_proj.bias": (64,) for i in range(2)},
+    ),
+    "orion": _case(
+        "OrionForCausalLM", "orion", {"num_key_value_heads": 4, "rope_theta": 1e4}, tokenizer="sentencepiece",
+        tensors={"model.norm.bias": (64,)}
+        | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
+           for name in ("input_layernorm", "post_attention_layernorm")},
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
