@@ -511,6 +511,36 @@ def _latent(*, rank_q: int) -> Shapes:
     return found
 
 
+def _refact() -> Shapes:
+    """Shapes of two layers with one head of keys."""
+    found: Shapes = {"transformer.wte.weight": (320, 64), "transformer.ln_f.weight": (64,), "lm_head.weight": (320, 64)}
+    for i in range(2):
+        names = {"ln_1": (64,), "ln_2": (64,), "attn.q": (64, 64), "attn.kv": (32, 64), "attn.c_proj": (64, 64),
+                 "mlp.gate_up_proj": (512, 64), "mlp.c_proj": (64, 256)}  # fmt: skip
+        found |= {f"transformer.h.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found
+
+
+def _openelm() -> Shapes:
+    """Shapes of two layers of different widths."""
+    found: Shapes = {"transformer.token_embeddings.weight": (320, 64), "transformer.norm.weight": (64,)}
+    for i, (n_head, n_head_kv, n_ff) in enumerate(((4, 2, 32), (6, 3, 64))):
+        names = {"attn.qkv_proj": ((n_head + 2 * n_head_kv) * 16, 64), "attn.out_proj": (64, n_head * 16),
+                 "attn.q_norm": (16,), "attn.k_norm": (16,), "attn_norm": (64,), "ffn_norm": (64,),
+                 "ffn.proj_1": (2 * n_ff, 64), "ffn.proj_2": (64, n_ff)}  # fmt: skip
+        found |= {f"transformer.layers.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found
+
+
+def _smallthinker() -> Shapes:
+    """Shapes of two layers' routers and experts."""
+    found: Shapes = {f"model.layers.{i}.block_sparse_moe.primary_router.weight": (4, 64) for i in range(2)}
+    for i, j in ((i, j) for i in range(2) for j in range(4)):
+        names = {"gate": (48, 64), "up": (48, 64), "down": (64, 48)}
+        found |= {f"model.layers.{i}.block_sparse_moe.experts.{j}.{name}.weight": x for name, x in names.items()}
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -572,6 +602,42 @@ CASES: dict[str, dict[str, Any]] = {
         tensors={"model.norm.bias": (64,)}
         | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
            for name in ("input_layernorm", "post_attention_layernorm")},
+    ),
+    "xverse": _case(
+        "XverseForCausalLM", "xverse", {"num_key_value_heads": 4, "rope_theta": 1e4, "vocab_size": 296},
+        tokenizer="ranked", pre="",
+    ),
+    "refact": {
+        "architectures": ["GPTRefactForCausalLM"], "model_type": "gpt_refact", "tokenizer": "gpt2",
+        "config": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "n_inner": None, "vocab_size": 320,
+                   "layer_norm_epsilon": 1e-5, "multi_query": True},
+        "shapes": _refact(),
+    },
+    "openelm": {
+        "architectures": ["OpenELMForCausalLM"], "model_type": "openelm", "tokenizer": "sentencepiece",
+        "config": {"num_transformer_layers": 2, "model_dim": 64, "head_dim": 16, "num_query_heads": [4, 6],
+                   "num_kv_heads": [2, 3], "ffn_multipliers": [0.5, 1.1], "ffn_dim_divisor": 32,
+                   "rope_freq_constant": 10000, "max_context_length": 512, "vocab_size": 320,
+                   "share_input_output_layers": True},
+        "shapes": _openelm(),
+    },
+    "spark2_5": _case(
+        "Spark2_5ForCausalLM", "spark2_5",
+        {"head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"],
+         "gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True, "hidden_act": "gelu",
+         "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+        tokenizer="qwen2", without=r"self_attn\.[qkv]_proj",
+        tensors={f"model.layers.{i}.self_attn.{name}_proj.weight": (n, 64) for i in range(2)
+                 for name, n in (("q_k_v", 256), ("g", 4))},
+    ),
+    "smallthinker": _case(
+        "SmallThinkerForCausalLM", "smallthinker",
+        {"head_dim": 32, "moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 48,
+         "moe_primary_router_apply_softmax": False, "rope_theta": 1.5e6, "sliding_window_layout": [0, 1],
+         "sliding_window_size": 4096, "rope_layout": [0, 1]},
+        tokenizer="qwen2", without=r"\.mlp\.", tensors=_smallthinker(),
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},

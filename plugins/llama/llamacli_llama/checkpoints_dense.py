@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of MiniCPM, Nanbeige, openPangu, Orion and other decoders."""
+"""Hugging Face checkpoints of MiniCPM, Nanbeige, openPangu, Orion and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +39,49 @@ def _query_width(settings: Settings) -> int:
     return int(settings["qk_nope_head_dim"] + settings["qk_rope_head_dim"])
 
 
+def _widths(settings: Settings) -> list[int]:
+    """Widths of OpenELM's networks, multiples of a number."""
+    n, found = int(settings["ffn_dim_divisor"]), []
+    for factor in settings["ffn_multipliers"]:
+        wish = factor * settings["model_dim"]
+        width = max(n, int(wish + n / 2) // n * n)
+        found.append(width + n if width < 0.9 * wish else width)
+    return found
+
+
+def _refact_width(settings: Settings) -> int:
+    """Width of Refact's networks, which its folders lack."""
+    return -(-int(8 * settings["n_embd"] / 3) // 256) * 256
+
+
+def _share(kind: str) -> Callable[[Settings], int]:
+    """Rotated numbers of heads in layers with this attention."""
+    return lambda settings: int(
+        settings["head_dim"] * float(settings["rope_parameters"][kind]["partial_rotary_factor"])
+    )
+
+
+def _is_sliding(settings: Settings) -> list[bool]:
+    return [kind == "sliding_attention" for kind in settings["layer_types"]]
+
+
+def _window(settings: Settings) -> int | None:
+    """Tokens that SmallThinker's sliding layers see; None where it has none."""
+    return settings.get("sliding_window_size") or None if any(settings.get("sliding_window_layout") or ()) else None
+
+
+def _spark_vocabulary(settings: Settings) -> int:
+    """Tokens of the vocabulary.
+
+    ValueError for gates or networks that Spark 2.5 does not have.
+    """
+    for name, value in _SPARK.items():
+        if settings.get(name) != value:
+            raise ValueError(f"{name} is {settings.get(name)!r}, expected {value!r}")
+    return int(settings["vocab_size"])
+
+
+_SPARK = {"gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True, "hidden_act": "gelu"}
 _WITHOUT_ROPE = {"rope.freq_base": None, "rope.scaling.type": None, "rope.scaling.factor": None}
 _LATENT: dict[str, Any] = {
     "vocab_size": field("vocab_size"), "attention.kv_lora_rank": field("kv_lora_rank"),
@@ -105,6 +148,73 @@ CHECKPOINTS = (
             "attention.layer_norm_epsilon": field("rms_norm_eps", kind=float),
         },
         {"num_key_value_heads": field("num_attention_heads")}, vocabulary=("sentencepiece",),
+    ),
+    Checkpoint(
+        "xverse", ("XverseForCausalLM",),
+        {"tensor_data_layout": "Meta AI original pth", "rope.dimension_count": head_dim},
+        {"num_key_value_heads": field("num_attention_heads")},
+        vocabulary=("byte_fallback",), tokenizer=lambda *given: {"tokenizer.ggml.scores": None}, convert=INTERLEAVED,
+    ),
+    Checkpoint(
+        "refact", ("GPTRefactForCausalLM",),
+        {
+            "context_length": field("n_positions"), "feed_forward_length": _refact_width, "attention.head_count_kv": 1,
+            "attention.layer_norm_epsilon": None,
+            "attention.layer_norm_rms_epsilon": field("layer_norm_epsilon", kind=float),
+        },
+        pre=("refact",),
+        split={
+            r"\.attn\.kv\.": (".attn.k.", ".attn.v."),
+            r"\.mlp\.gate_up_proj\.": (".mlp.gate_proj.", ".mlp.up_proj."),
+        },
+        tensors={
+            f"transformer.h.{{}}.{name}": f"blk.{{}}.{target}"
+            for name, target in {
+                "attn.q": "attn_q", "attn.k": "attn_k", "attn.v": "attn_v", "mlp.gate_proj": "ffn_gate",
+                "mlp.up_proj": "ffn_up",
+            }.items()
+        },
+    ),
+    Checkpoint(
+        "openelm", ("OpenELMForCausalLM",),
+        {
+            "block_count": field("num_transformer_layers"), "context_length": field("max_context_length"),
+            "embedding_length": field("model_dim"), "feed_forward_length": _widths,
+            "attention.head_count": lambda settings: list(settings["num_query_heads"]),
+            "attention.head_count_kv": lambda settings: list(settings["num_kv_heads"]),
+            "rope.freq_base": field("rope_freq_constant", kind=float), "rope.dimension_count": field("head_dim"),
+            "attention.layer_norm_rms_epsilon": 1e-6,
+        },
+        vocabulary=("sentencepiece",),
+        split={r"\.ffn\.proj_1\.": (".ffn.gate_proj.", ".ffn.up_proj.")},
+        tensors={
+            f"transformer.layers.{{}}.ffn.{name}_proj": f"blk.{{}}.ffn_{name}" for name in ("gate", "up")
+        },
+    ),
+    Checkpoint(
+        "spark2_5", ("Spark2_5ForCausalLM",),
+        {
+            "vocab_size": _spark_vocabulary, "attention.sliding_window": field("sliding_window"),
+            "attention.sliding_window_pattern": _is_sliding, "rope.dimension_count": _share("full_attention"),
+            "rope.dimension_count_swa": _share("sliding_attention"),
+        },
+        pre=("qwen2",),
+        tensors=NAMES | {
+            "model.layers.{}.self_attn.q_k_v_proj": "blk.{}.attn_qkv",
+            "model.layers.{}.self_attn.g_proj": "blk.{}.attn_gate",
+        },
+    ),
+    Checkpoint(
+        "smallthinker", ("SmallThinkerForCausalLM",),
+        {
+            "expert_count": field("moe_num_primary_experts"),
+            "expert_used_count": field("moe_num_active_primary_experts"),
+            "feed_forward_length": field("moe_ffn_hidden_size"),
+            "expert_feed_forward_length": field("moe_ffn_hidden_size"),
+            "expert_gating_func": lambda settings: 1 if settings.get("moe_primary_router_apply_softmax") else 2,
+            "attention.sliding_window": _window,
+        },
+        pre=("qwen2",),
     ),
 )  # fmt: skip
 
