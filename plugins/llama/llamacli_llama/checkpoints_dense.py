@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, head_dim, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, PLUS_ONE, Checkpoint, Settings, field, head_dim, hookimpl, rope_of
 from llamacli_llama import checkpoints as llama
 
 LLAMACLI_API = 1
@@ -63,6 +63,28 @@ def _share(kind: str) -> Callable[[Settings], int]:
 
 def _is_sliding(settings: Settings) -> list[bool]:
     return [kind == "sliding_attention" for kind in settings["layer_types"]]
+
+
+def _glimmer_layers(settings: Settings) -> list[str]:
+    """Kinds of layers: every fourth, counted from the last, attends to everything."""
+    last = settings["num_hidden_layers"] - 1
+    return ["sliding_attention" if (last - i) % 4 else "full_attention" for i in range(last + 1)]
+
+
+def _glimmer_norms(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights of the norms of queries, a factor, and of keys, one."""
+    width = np.ones(settings["head_dim"], np.float32)
+    factors = {"q": np.float32(settings["qk_scale_factor"]), "k": np.float32(1.0)}
+    return {
+        f"blk.{i}.attn_{name}_norm.weight": width * factor
+        for i in range(settings["num_hidden_layers"])
+        for name, factor in factors.items()
+    }
+
+
+def _end_of_turn(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    added = tokenizer.get("added_tokens_decoder", {})
+    return {"tokenizer.ggml.eot_token_id": next((int(i) for i, x in added.items() if x["content"] == "<|eot|>"), None)}
 
 
 def _window(settings: Settings) -> int | None:
@@ -203,6 +225,27 @@ CHECKPOINTS = (
             "model.layers.{}.self_attn.q_k_v_proj": "blk.{}.attn_qkv",
             "model.layers.{}.self_attn.g_proj": "blk.{}.attn_gate",
         },
+    ),
+    Checkpoint(
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",),
+        {
+            "final_logit_softcapping": field("final_logit_softcapping", kind=float),
+            "logit_scale": field("output_multiplier", kind=float), "attention.sliding_window": field("sliding_window"),
+            "attention.sliding_window_pattern": _is_sliding,
+        },
+        {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 131072,
+         "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87, "output_multiplier": 0.19611613513818404,
+         "sliding_window": 2048, "layer_types": _glimmer_layers},
+        pre=("llama-bpe",), tokenizer=_end_of_turn, extra=_glimmer_norms,
+        tensors=NAMES | {
+            "model.layers.{}.self_attn.gate_proj": "blk.{}.attn_gate",
+            "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+            "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+            "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+        },
+        convert=INTERLEAVED | dict.fromkeys(
+            ("attn_norm.weight", "post_attention_norm.weight", "ffn_norm.weight", "post_ffw_norm.weight"), PLUS_ONE
+        ),
     ),
     Checkpoint(
         "smallthinker", ("SmallThinkerForCausalLM",),
