@@ -541,6 +541,20 @@ def _smallthinker() -> Shapes:
     return found
 
 
+def _minimax() -> Shapes:
+    """Shapes of a dense layer and one of experts, with an indexer."""
+    config = SIZES | {"head_dim": 32, "num_local_experts": 4}
+    found = decoder_shapes(config, experts="mixtral", qk_norm=32)
+    found = {name: shape for name, shape in found.items() if "layers.0.block" not in name}
+    at = "model.layers.1."
+    found |= _network("model.layers.0.mlp.", 64, 128) | _network(f"{at}block_sparse_moe.shared_experts.", 64, 96)
+    found |= {f"{at}block_sparse_moe.e_score_correction_bias": (4,), f"{at}self_attn.index_q_proj.weight": (64, 64),
+              f"{at}self_attn.index_k_proj.weight": (32, 64)}  # fmt: skip
+    found |= {f"{at}self_attn.index_{name}_norm.weight": (32,) for name in "qk"}
+    others = {"vision_tower.patch_embedding.weight": (8, 8), "patch_merge_mlp.linear_1.weight": (8, 8)}
+    return {f"language_model.{name}": shape for name, shape in found.items()} | others
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -814,6 +828,16 @@ CASES: dict[str, dict[str, Any]] = {
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
     ),
+    "minimax_m3": {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",
+        "config": {"text_config": SIZES | {
+            "head_dim": 32, "dense_intermediate_size": 128, "shared_intermediate_size": 96, "rotary_dim": 16,
+            "rope_theta": 5e6, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1],
+            "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_index_dim": 32, "sparse_topk_blocks": 16,
+                                        "sparse_block_size": 32, "sparse_local_block": 1}}},
+        "shapes": _minimax(),
+    },
     "phimoe": _case(
         "PhiMoEForCausalLM", "phimoe",
         {"rope_theta": 1e4, "original_max_position_embeddings": 128, "sliding_window": 200, "num_local_experts": 4,
