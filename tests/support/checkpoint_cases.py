@@ -555,6 +555,54 @@ def _minimax() -> Shapes:
     return {f"language_model.{name}": shape for name, shape in found.items()} | others
 
 
+def _mimo() -> Shapes:
+    """Shapes of a full layer, one with experts, and three for prediction."""
+    found: Shapes = {}
+    for i in range(5):
+        layer = f"model.layers.{i}." if i < 2 else f"model.mtp.layers.{i - 2}."
+        n_head_kv = 2 if i else 1
+        found |= {
+            f"{layer}self_attn.q_proj.weight": (192, 64), f"{layer}self_attn.k_proj.weight": (48 * n_head_kv, 64),
+            f"{layer}self_attn.v_proj.weight": (32 * n_head_kv, 64), f"{layer}self_attn.o_proj.weight": (64, 128),
+            f"{layer}input_layernorm.weight": (64,),
+            f"{layer}{'post_attention' if i < 2 else 'pre_mlp'}_layernorm.weight": (64,),
+        }  # fmt: skip
+        if i:
+            found[f"{layer}self_attn.attention_sink_bias"] = (4,)
+        if i > 1:
+            found |= {f"{layer}{name}.weight": (64,) for name in ("enorm", "hnorm", "final_layernorm")}
+            found[f"{layer}eh_proj.weight"] = (64, 128)
+        if i == 1:
+            found |= {f"{layer}mlp.gate.weight": (4, 64), f"{layer}mlp.gate.e_score_correction_bias": (4,)}
+        for at, n_ff in ((f"experts.{j}.", 32) for j in range(4)) if i == 1 else (("", 96),):
+            found |= _network(f"{layer}mlp.{at}", 64, n_ff)
+    return found
+
+
+def _step() -> Shapes:
+    """Shapes of a full layer, one with experts, and one for prediction."""
+    found = {name: shape for name, shape in decoder_shapes(SIZES).items() if ".layers." not in name}
+    found["vision_model.conv1.weight"] = (8, 8)
+    for i, n_head in enumerate((4, 6, 6)):
+        layer = f"model.layers.{i}."
+        found |= {
+            f"{layer}self_attn.q_proj.weight": (32 * n_head, 64), f"{layer}self_attn.k_proj.weight": (64, 64),
+            f"{layer}self_attn.v_proj.weight": (64, 64), f"{layer}self_attn.o_proj.weight": (64, 32 * n_head),
+            f"{layer}self_attn.g_proj.weight": (n_head, 64), f"{layer}self_attn.q_norm.weight": (32,),
+            f"{layer}self_attn.k_norm.weight": (32,), f"{layer}input_layernorm.weight": (64,),
+            f"{layer}post_attention_layernorm.weight": (64,),
+        }  # fmt: skip
+        if i != 1:
+            found |= _network(f"{layer}mlp.", 64, 96)
+    at = "model.layers.1."
+    found |= {f"{at}moe.gate.weight": (4, 64), f"{at}moe.router_bias": (4,), f"{at}moe.down_proj.weight": (4, 64, 32)}
+    found |= {f"{at}moe.{name}_proj.weight": (4, 32, 64) for name in ("gate", "up")}
+    at = "model.layers.2."
+    found |= _network("model.layers.1.share_expert.", 64, 32) | {f"{at}eh_proj.weight": (64, 128)}
+    found |= {f"{at}{name}.weight": (64,) for name in ("enorm", "hnorm", "transformer.shared_head.norm")}
+    return found | {f"{at}transformer.shared_head.output.weight": (320, 64)}
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -837,6 +885,29 @@ CASES: dict[str, dict[str, Any]] = {
             "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_index_dim": 32, "sparse_topk_blocks": 16,
                                         "sparse_block_size": 32, "sparse_local_block": 1}}},
         "shapes": _minimax(),
+    },
+    "mimo2": _case(
+        "MiMoV2FlashForCausalLM", "mimo_v2",
+        {"head_dim": 48, "v_head_dim": 32, "swa_head_dim": 48, "swa_v_head_dim": 32, "swa_num_attention_heads": 4,
+         "num_key_value_heads": 1, "swa_num_key_value_heads": 2, "hybrid_layer_pattern": [0, 1], "sliding_window": 64,
+         "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5,
+         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "scoring_func": "sigmoid",
+         "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+         "attention_value_scale": 0.707},
+        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(),
+    ),
+    "step35": {
+        "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7_vl", "tokenizer": "deepseek",
+        "config": {"text_config": SIZES | {
+            "head_dim": 32, "num_attention_groups": 2, "sliding_window": 64, "num_nextn_predict_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "partial_rotary_factors": [0.5, 1.0, 1.0], "rope_theta": [5e6, 1e4, 1e4], "rope_scaling": _LLAMA3_ROPE,
+            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6,
+                                        "num_attention_groups": 2},
+            "moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 32, "share_expert_dim": 32,
+            "moe_layers_enum": "1", "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0,
+            "norm_expert_weight": True, "swiglu_limits": [0.0, 7.0], "swiglu_limits_shared": [None, 16.0]}},
+        "shapes": _step(), "differs": ("^rope_freqs",),
     },
     "phimoe": _case(
         "PhiMoEForCausalLM", "phimoe",
