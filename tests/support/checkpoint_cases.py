@@ -785,6 +785,12 @@ CASES: dict[str, dict[str, Any]] = {
          "logits_scaling": 8.0, "rope_theta": 1e4},
         tokenizer="gpt2",
     ),
+    "rnd1": _case(
+        "RND1", "rnd1",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
+         "mask_token_id": 266},
+        tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
     "olmo2": _case(
         "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
         norms=_SANDWICH[1::2], qk_norm=64,
