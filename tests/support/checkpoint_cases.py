@@ -187,6 +187,20 @@ def write_ranked(folder: Path) -> int:
     return len(texts) + len(added) - len(special)
 
 
+def write_scored(folder: Path) -> None:
+    """Write tokenizer.jsonl, tokens with scores and kinds."""
+    special = [("<|plamo:unk|>", "UNKNOWN"), ("<|plamo:bos|>", "CONTROL"), ("<|plamo:eos|>", "CONTROL"),
+               ("<|plamo:pad|>", "CONTROL"), ("<|plamo:op|>", "NORMAL")]  # fmt: skip
+    tokens = [[text, 0.0, kind] for text, kind in special]
+    tokens += [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
+    tokens += [[text, -i / 4, "NORMAL"] for i, text in enumerate((" ", "the", "in", *"abcdefghijklmnopqrstuvwxyz"))]
+    lines = [json.dumps([*token, None, len(token[0]), len(token[0])]) for token in tokens]
+    (folder / "tokenizer.jsonl").write_text("\n".join(lines) + "\n")
+    texts = {"unk": special[0][0], "bos": special[1][0], "eos": special[2][0], "pad": special[3][0], "sep": None}
+    settings = {f"{name}_token": text for name, text in texts.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -603,6 +617,33 @@ def _step() -> Shapes:
     return found | {f"{at}transformer.shared_head.output.weight": (320, 64)}
 
 
+def _plamo(*, mamba: bool) -> Shapes:
+    """Shapes of two layers, the first with `mamba`."""
+    found: Shapes = {}
+    head = 16 if mamba else 32
+    for i in range(2):
+        layer, at = f"model.layers.layers.{i}.", f"model.layers.layers.{i}.mixer."
+        found |= {f"{layer}{name}.weight": (64,)
+                  for name in ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm")}  # fmt: skip
+        found |= {f"{layer}mlp.gate_up_proj.weight": (192, 64), f"{layer}mlp.down_proj.weight": (64, 96)}
+        if mamba and i == 0:
+            found |= {
+                f"{at}in_proj.weight": (128, 64), f"{at}conv1d.weight": (64, 1, 4), f"{at}bcdt_proj.weight": (96, 64),
+                f"{at}dt_proj.weight": (4, 64), f"{at}dt_bias": (4,), f"{at}A_log": (4,), f"{at}D": (4,),
+                f"{at}dt_norm_weight": (64,), f"{at}B_norm_weight": (16,), f"{at}C_norm_weight": (16,),
+                f"{at}out_proj.weight": (64, 64),
+            }  # fmt: skip
+            continue
+        found |= {f"{at}qkv_proj.weight": (8 * head, 64), f"{at}o_proj.weight": (64, 4 * head)}
+        norms = (
+            {"q_weight": (4, 16), "k_weight": (2, 16)}
+            if mamba
+            else dict.fromkeys(("q_norm.weight", "k_norm.weight"), (32,))
+        )
+        found |= {f"{at}{name}": shape for name, shape in norms.items()}
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -915,6 +956,18 @@ CASES: dict[str, dict[str, Any]] = {
             "norm_expert_weight": True, "swiglu_limits": [0.0, 7.0], "swiglu_limits_shared": [None, 16.0]}},
         "shapes": _step(), "differs": ("^rope_freqs",),
     },
+    "plamo2": _case(
+        "Plamo2ForCausalLM", "plamo2",
+        {"hidden_size_per_head": 16, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_num_heads": 4, "mamba_step": 2,
+         "mamba_enabled": True, "tie_word_embeddings": True},
+        tokenizer="scored", without=_LAYERS, tensors=_plamo(mamba=True), differs=(r"\.ssm_a$",),
+    ),
+    "plamo3": _case(
+        "Plamo3ForCausalLM", "plamo3",
+        {"head_dim": 32, "window_size": 64, "sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_theta": 10000,
+         "rope_scaling_factor": 4, "initial_context_length": 128, "tie_word_embeddings": True},
+        tokenizer="scored", without=_LAYERS, tensors=_plamo(mamba=False),
+    ),
     "phimoe": _case(
         "PhiMoEForCausalLM", "phimoe",
         {"rope_theta": 1e4, "original_max_position_embeddings": 128, "sliding_window": 200, "num_local_experts": 4,
@@ -1039,6 +1092,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
+    elif case["tokenizer"] == "scored":
+        write_scored(path)
     elif case["tokenizer"] == "ranked":
         write_ranked(path)
     else:
