@@ -138,6 +138,19 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
     expect(folder, plugins, str(folder), reason)
 
 
+@pytest.mark.parametrize(
+    ("case", "fields", "reason"),
+    [
+        ("mimo2", {"quantization_config": {"quant_method": "fp8", "store_dtype": "mxfp4"}}, "store_dtype is mxfp4"),
+        ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
+    ],
+)
+def test_refused_variants(case: str, fields: dict[str, object], reason: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, case)
+    edited(folder, **fields)
+    expect(folder, plugins, str(folder), reason)
+
+
 def test_missing_field_is_named(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama_f32")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')

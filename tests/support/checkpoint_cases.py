@@ -187,6 +187,20 @@ def write_ranked(folder: Path) -> int:
     return len(texts) + len(added) - len(special)
 
 
+def write_scored(folder: Path) -> None:
+    """Write tokenizer.jsonl, tokens with scores and kinds."""
+    special = [("<|plamo:unk|>", "UNKNOWN"), ("<|plamo:bos|>", "CONTROL"), ("<|plamo:eos|>", "CONTROL"),
+               ("<|plamo:pad|>", "CONTROL"), ("<|plamo:op|>", "NORMAL")]  # fmt: skip
+    tokens = [[text, 0.0, kind] for text, kind in special]
+    tokens += [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
+    tokens += [[text, -i / 4, "NORMAL"] for i, text in enumerate((" ", "the", "in", *"abcdefghijklmnopqrstuvwxyz"))]
+    lines = [json.dumps([*token, None, len(token[0]), len(token[0])]) for token in tokens]
+    (folder / "tokenizer.jsonl").write_text("\n".join(lines) + "\n")
+    texts = {"unk": special[0][0], "bos": special[1][0], "eos": special[2][0], "pad": special[3][0], "sep": None}
+    settings = {f"{name}_token": text for name, text in texts.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -476,6 +490,160 @@ def _nomic() -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _inside(prefix: str, others: Iterable[str] = (), config: Mapping[str, Any] = SIZES, **options: Any) -> Shapes:
+    """Shapes of a decoder below a prefix, and of other modalities' tensors."""
+    text = {f"{prefix}{name}": shape for name, shape in decoder_shapes(config, **options).items()}
+    return text | dict.fromkeys(others, (8, 8))
+
+
+_OMNI: dict[str, Any] = SIZES | {
+    "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]},
+}  # fmt: skip
+_LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope", "long_factor": [1.0 + i / 4 for i in range(8)],
+    "short_factor": [1.0 + i / 64 for i in range(8)],
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+    "rope_theta": 1e4,
+}  # fmt: skip
+
+
+def _latent(*, rank_q: int) -> Shapes:
+    """Shapes of two layers' latent attention."""
+    found: Shapes = {}
+    for i in range(2):
+        at = f"model.layers.{i}.self_attn."
+        if rank_q:
+            found |= {f"{at}q_a_proj.weight": (rank_q, 64), f"{at}q_a_layernorm.weight": (rank_q,)}
+        found |= {
+            f"{at}q_{'b_' if rank_q else ''}proj.weight": (4 * 32, rank_q or 64),
+            f"{at}kv_a_proj_with_mqa.weight": (48, 64), f"{at}kv_a_layernorm.weight": (32,),
+            f"{at}kv_b_proj.weight": (4 * 32, 32), f"{at}o_proj.weight": (64, 64),
+        }  # fmt: skip
+    return found
+
+
+def _refact() -> Shapes:
+    """Shapes of two layers with one head of keys."""
+    found: Shapes = {"transformer.wte.weight": (320, 64), "transformer.ln_f.weight": (64,), "lm_head.weight": (320, 64)}
+    for i in range(2):
+        names = {"ln_1": (64,), "ln_2": (64,), "attn.q": (64, 64), "attn.kv": (32, 64), "attn.c_proj": (64, 64),
+                 "mlp.gate_up_proj": (512, 64), "mlp.c_proj": (64, 256)}  # fmt: skip
+        found |= {f"transformer.h.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found
+
+
+def _openelm() -> Shapes:
+    """Shapes of two layers of different widths."""
+    found: Shapes = {"transformer.token_embeddings.weight": (320, 64), "transformer.norm.weight": (64,)}
+    for i, (n_head, n_head_kv, n_ff) in enumerate(((4, 2, 32), (6, 3, 64))):
+        names = {"attn.qkv_proj": ((n_head + 2 * n_head_kv) * 16, 64), "attn.out_proj": (64, n_head * 16),
+                 "attn.q_norm": (16,), "attn.k_norm": (16,), "attn_norm": (64,), "ffn_norm": (64,),
+                 "ffn.proj_1": (2 * n_ff, 64), "ffn.proj_2": (64, n_ff)}  # fmt: skip
+        found |= {f"transformer.layers.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found
+
+
+def _smallthinker() -> Shapes:
+    """Shapes of two layers' routers and experts."""
+    found: Shapes = {f"model.layers.{i}.block_sparse_moe.primary_router.weight": (4, 64) for i in range(2)}
+    for i, j in ((i, j) for i in range(2) for j in range(4)):
+        names = {"gate": (48, 64), "up": (48, 64), "down": (64, 48)}
+        found |= {f"model.layers.{i}.block_sparse_moe.experts.{j}.{name}.weight": x for name, x in names.items()}
+    return found
+
+
+def _minimax() -> Shapes:
+    """Shapes of a dense layer and one of experts, with an indexer."""
+    config = SIZES | {"head_dim": 32, "num_local_experts": 4}
+    found = decoder_shapes(config, experts="mixtral", qk_norm=32)
+    found = {name: shape for name, shape in found.items() if "layers.0.block" not in name}
+    at = "model.layers.1."
+    found |= _network("model.layers.0.mlp.", 64, 128) | _network(f"{at}block_sparse_moe.shared_experts.", 64, 96)
+    found |= {f"{at}block_sparse_moe.e_score_correction_bias": (4,), f"{at}self_attn.index_q_proj.weight": (64, 64),
+              f"{at}self_attn.index_k_proj.weight": (32, 64)}  # fmt: skip
+    found |= {f"{at}self_attn.index_{name}_norm.weight": (32,) for name in "qk"}
+    others = {"vision_tower.patch_embedding.weight": (8, 8), "patch_merge_mlp.linear_1.weight": (8, 8)}
+    return {f"language_model.{name}": shape for name, shape in found.items()} | others
+
+
+def _mimo() -> Shapes:
+    """Shapes of a full layer, one with experts, and three for prediction."""
+    found: Shapes = {}
+    for i in range(5):
+        layer = f"model.layers.{i}." if i < 2 else f"model.mtp.layers.{i - 2}."
+        n_head_kv = 2 if i else 1
+        found |= {
+            f"{layer}self_attn.q_proj.weight": (192, 64), f"{layer}self_attn.k_proj.weight": (48 * n_head_kv, 64),
+            f"{layer}self_attn.v_proj.weight": (32 * n_head_kv, 64), f"{layer}self_attn.o_proj.weight": (64, 128),
+            f"{layer}input_layernorm.weight": (64,),
+            f"{layer}{'post_attention' if i < 2 else 'pre_mlp'}_layernorm.weight": (64,),
+        }  # fmt: skip
+        if i:
+            found[f"{layer}self_attn.attention_sink_bias"] = (4,)
+        if i > 1:
+            found |= {f"{layer}{name}.weight": (64,) for name in ("enorm", "hnorm", "final_layernorm")}
+            found[f"{layer}eh_proj.weight"] = (64, 128)
+        if i == 1:
+            found |= {f"{layer}mlp.gate.weight": (4, 64), f"{layer}mlp.gate.e_score_correction_bias": (4,)}
+        for at, n_ff in ((f"experts.{j}.", 32) for j in range(4)) if i == 1 else (("", 96),):
+            found |= _network(f"{layer}mlp.{at}", 64, n_ff)
+    return found
+
+
+def _step() -> Shapes:
+    """Shapes of a full layer, one with experts, and one for prediction."""
+    found = {name: shape for name, shape in decoder_shapes(SIZES).items() if ".layers." not in name}
+    found["vision_model.conv1.weight"] = (8, 8)
+    for i, n_head in enumerate((4, 6, 6)):
+        layer = f"model.layers.{i}."
+        found |= {
+            f"{layer}self_attn.q_proj.weight": (32 * n_head, 64), f"{layer}self_attn.k_proj.weight": (64, 64),
+            f"{layer}self_attn.v_proj.weight": (64, 64), f"{layer}self_attn.o_proj.weight": (64, 32 * n_head),
+            f"{layer}self_attn.g_proj.weight": (n_head, 64), f"{layer}self_attn.q_norm.weight": (32,),
+            f"{layer}self_attn.k_norm.weight": (32,), f"{layer}input_layernorm.weight": (64,),
+            f"{layer}post_attention_layernorm.weight": (64,),
+        }  # fmt: skip
+        if i != 1:
+            found |= _network(f"{layer}mlp.", 64, 96)
+    at = "model.layers.1."
+    found |= {f"{at}moe.gate.weight": (4, 64), f"{at}moe.router_bias": (4,), f"{at}moe.down_proj.weight": (4, 64, 32)}
+    found |= {f"{at}moe.{name}_proj.weight": (4, 32, 64) for name in ("gate", "up")}
+    at = "model.layers.2."
+    found |= _network("model.layers.1.share_expert.", 64, 32) | {f"{at}eh_proj.weight": (64, 128)}
+    found |= {f"{at}{name}.weight": (64,) for name in ("enorm", "hnorm", "transformer.shared_head.norm")}
+    return found | {f"{at}transformer.shared_head.output.weight": (320, 64)}
+
+
+def _plamo(*, mamba: bool) -> Shapes:
+    """Shapes of two layers, the first with `mamba`."""
+    found: Shapes = {}
+    head = 16 if mamba else 32
+    for i in range(2):
+        layer, at = f"model.layers.layers.{i}.", f"model.layers.layers.{i}.mixer."
+        found |= {f"{layer}{name}.weight": (64,)
+                  for name in ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm")}  # fmt: skip
+        found |= {f"{layer}mlp.gate_up_proj.weight": (192, 64), f"{layer}mlp.down_proj.weight": (64, 96)}
+        if mamba and i == 0:
+            found |= {
+                f"{at}in_proj.weight": (128, 64), f"{at}conv1d.weight": (64, 1, 4), f"{at}bcdt_proj.weight": (96, 64),
+                f"{at}dt_proj.weight": (4, 64), f"{at}dt_bias": (4,), f"{at}A_log": (4,), f"{at}D": (4,),
+                f"{at}dt_norm_weight": (64,), f"{at}B_norm_weight": (16,), f"{at}C_norm_weight": (16,),
+                f"{at}out_proj.weight": (64, 64),
+            }  # fmt: skip
+            continue
+        found |= {f"{at}qkv_proj.weight": (8 * head, 64), f"{at}o_proj.weight": (64, 4 * head)}
+        norms = (
+            {"q_weight": (4, 16), "k_weight": (2, 16)}
+            if mamba
+            else dict.fromkeys(("q_norm.weight", "k_norm.weight"), (32,))
+        )
+        found |= {f"{at}{name}": shape for name, shape in norms.items()}
+    return found
+
+
 _LAYERS = r"\.layers\."
 
 
@@ -496,6 +664,83 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_f32_as_bf16": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="bf16"),
     "llama_biases": _case(
         "LlamaForCausalLM", "llama", {"attention_bias": True}, tokenizer="sentencepiece", biases="qkv"
+    ),
+    "sarashina2_vision": {
+        "architectures": ["Sarashina2VisionForCausalLM"], "model_type": "sarashina2_vision",
+        "tokenizer": "sentencepiece",
+        "config": {"text_config": SIZES | {"model_type": "llama", "rope_theta": 1e4}},
+        "shapes": _inside("llm.", ("norm.weight", "visual.merger.mlp.0.weight")),
+    },
+    "nanbeige": _case(
+        "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm": _case(
+        "MiniCPMForCausalLM", "minicpm",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm4": _case(
+        "MiniCPMForCausalLM", "minicpm",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4,
+         "rope_scaling": _LONG_ROPE | {"original_max_position_embeddings": 128}},
+        tokenizer="sentencepiece",
+    ),
+    "minicpm3": _case(
+        "MiniCPM3ForCausalLM", "minicpm3",
+        _LATENT | {"q_lora_rank": 48, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32,
+                   "rope_scaling": _LONG_ROPE},
+        tokenizer="sentencepiece", without=r"self_attn\.", tensors=_latent(rank_q=48),
+    ),
+    "plm": _case(
+        "PLMForCausalLM", "plm", _LATENT | {"q_lora_rank": None, "hidden_act": "relu2", "tie_word_embeddings": True},
+        tokenizer="qwen2", without=r"self_attn\.", gated=False, tensors=_latent(rank_q=0),
+    ),
+    "pangu": _case(
+        "PanguEmbeddedForCausalLM", "PanguEmbedded", {"rope_theta": 16e6, "bias": True}, tokenizer="sentencepiece",
+        biases="qkv", tensors={f"model.layers.{i}.self_attn.o_proj.bias": (64,) for i in range(2)},
+    ),
+    "orion": _case(
+        "OrionForCausalLM", "orion", {"num_key_value_heads": 4, "rope_theta": 1e4}, tokenizer="sentencepiece",
+        tensors={"model.norm.bias": (64,)}
+        | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
+           for name in ("input_layernorm", "post_attention_layernorm")},
+    ),
+    "xverse": _case(
+        "XverseForCausalLM", "xverse", {"num_key_value_heads": 4, "rope_theta": 1e4, "vocab_size": 296},
+        tokenizer="ranked", pre="",
+    ),
+    "refact": {
+        "architectures": ["GPTRefactForCausalLM"], "model_type": "gpt_refact", "tokenizer": "gpt2",
+        "config": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "n_inner": None, "vocab_size": 320,
+                   "layer_norm_epsilon": 1e-5, "multi_query": True},
+        "shapes": _refact(),
+    },
+    "openelm": {
+        "architectures": ["OpenELMForCausalLM"], "model_type": "openelm", "tokenizer": "sentencepiece",
+        "config": {"num_transformer_layers": 2, "model_dim": 64, "head_dim": 16, "num_query_heads": [4, 6],
+                   "num_kv_heads": [2, 3], "ffn_multipliers": [0.5, 1.1], "ffn_dim_divisor": 32,
+                   "rope_freq_constant": 10000, "max_context_length": 512, "vocab_size": 320,
+                   "share_input_output_layers": True},
+        "shapes": _openelm(),
+    },
+    "spark2_5": _case(
+        "Spark2_5ForCausalLM", "spark2_5",
+        {"head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"],
+         "gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True, "hidden_act": "gelu",
+         "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+        tokenizer="qwen2", without=r"self_attn\.[qkv]_proj",
+        tensors={f"model.layers.{i}.self_attn.{name}_proj.weight": (n, 64) for i in range(2)
+                 for name, n in (("q_k_v", 256), ("g", 4))},
+    ),
+    "smallthinker": _case(
+        "SmallThinkerForCausalLM", "smallthinker",
+        {"head_dim": 32, "moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 48,
+         "moe_primary_router_apply_softmax": False, "rope_theta": 1.5e6, "sliding_window_layout": [0, 1],
+         "sliding_window_size": 4096, "rope_layout": [0, 1]},
+        tokenizer="qwen2", without=r"\.mlp\.", tensors=_smallthinker(),
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -520,6 +765,41 @@ CASES: dict[str, dict[str, Any]] = {
         "Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6, "rope_scaling": _YARN}, tokenizer="qwen2", biases="qkv",
         generation={"temperature": 0.7, "repetition_penalty": 1.05},
     ),
+    "qwen2audio": {
+        "architectures": ["Qwen2AudioForConditionalGeneration"], "model_type": "qwen2_audio", "tokenizer": "qwen2",
+        "config": {"text_config": SIZES | {"model_type": "qwen2", "rope_theta": 1e6}, "audio_config": {"d_model": 32}},
+        "shapes": _inside(
+            "language_model.", ("audio_tower.conv1.weight", "multi_modal_projector.linear.weight"), biases="qkv"
+        ),
+    },
+    "qwen25omni": {
+        "architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "tokenizer": "qwen2",
+        "config": {"thinker_config": {
+            "model_type": "qwen2_5_omni_thinker", "text_config": SIZES | {
+                "model_type": "qwen2_5_omni_text", "rope_theta": 1e6, "rope_scaling": {
+                    "type": "default", "rope_type": "default", "mrope_section": [2, 3, 3]}}}},
+        "shapes": _inside(
+            "thinker.", ("thinker.visual.merger.weight", "thinker.audio_tower.conv1.weight", "talker.codec_head.weight",
+                         "token2wav.code2wav_bigvgan_model.conv_pre.weight"), biases="qkv",
+        ),
+    },
+    "qwen3asr": {
+        "architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr", "tokenizer": "qwen2",
+        "config": {"thinker_config": {"text_config": SIZES | {
+            "head_dim": 32, "rope_theta": 1e6, "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]}}}},
+        "shapes": _inside(
+            "thinker.", ("thinker.audio_tower.conv_out.weight",), SIZES | {"head_dim": 32}, qk_norm=32
+        ),
+    },
+    "qwen3omni": {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe", "tokenizer": "qwen2",
+        "config": {"thinker_config": {"text_config": _OMNI}},
+        "shapes": _inside(
+            "thinker.", ("thinker.visual.merger.ln_q.weight", "thinker.audio_tower.conv_out.weight",
+                         "code2wav.decoder.0.conv.weight", "talker.codec_head.weight"), _OMNI,
+            qk_norm=32, experts="qwen",
+        ),
+    },
     "qwen2moe": _case(
         "Qwen2MoeForCausalLM", "qwen2_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
@@ -545,6 +825,12 @@ CASES: dict[str, dict[str, Any]] = {
         {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
          "logits_scaling": 8.0, "rope_theta": 1e4},
         tokenizer="gpt2",
+    ),
+    "rnd1": _case(
+        "RND1", "rnd1",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
+         "mask_token_id": 266},
+        tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
     "olmo2": _case(
         "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
@@ -636,6 +922,51 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek3_fp8": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
+    ),
+    "minimax_m3": {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",
+        "config": {"text_config": SIZES | {
+            "head_dim": 32, "dense_intermediate_size": 128, "shared_intermediate_size": 96, "rotary_dim": 16,
+            "rope_theta": 5e6, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1],
+            "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_index_dim": 32, "sparse_topk_blocks": 16,
+                                        "sparse_block_size": 32, "sparse_local_block": 1}}},
+        "shapes": _minimax(),
+    },
+    "mimo2": _case(
+        "MiMoV2FlashForCausalLM", "mimo_v2",
+        {"head_dim": 48, "v_head_dim": 32, "swa_head_dim": 48, "swa_v_head_dim": 32, "swa_num_attention_heads": 4,
+         "num_key_value_heads": 1, "swa_num_key_value_heads": 2, "hybrid_layer_pattern": [0, 1], "sliding_window": 64,
+         "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5,
+         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "scoring_func": "sigmoid",
+         "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+         "attention_value_scale": 0.707},
+        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(),
+    ),
+    "step35": {
+        "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7_vl", "tokenizer": "deepseek",
+        "config": {"text_config": SIZES | {
+            "head_dim": 32, "num_attention_groups": 2, "sliding_window": 64, "num_nextn_predict_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "partial_rotary_factors": [0.5, 1.0, 1.0], "rope_theta": [5e6, 1e4, 1e4], "rope_scaling": _LLAMA3_ROPE,
+            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6,
+                                        "num_attention_groups": 2},
+            "moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 32, "share_expert_dim": 32,
+            "moe_layers_enum": "1", "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0,
+            "norm_expert_weight": True, "swiglu_limits": [0.0, 7.0], "swiglu_limits_shared": [None, 16.0]}},
+        "shapes": _step(), "differs": ("^rope_freqs",),
+    },
+    "plamo2": _case(
+        "Plamo2ForCausalLM", "plamo2",
+        {"hidden_size_per_head": 16, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_num_heads": 4, "mamba_step": 2,
+         "mamba_enabled": True, "tie_word_embeddings": True},
+        tokenizer="scored", without=_LAYERS, tensors=_plamo(mamba=True), differs=(r"\.ssm_a$",),
+    ),
+    "plamo3": _case(
+        "Plamo3ForCausalLM", "plamo3",
+        {"head_dim": 32, "window_size": 64, "sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_theta": 10000,
+         "rope_scaling_factor": 4, "initial_context_length": 128, "tie_word_embeddings": True},
+        tokenizer="scored", without=_LAYERS, tensors=_plamo(mamba=False),
     ),
     "phimoe": _case(
         "PhiMoEForCausalLM", "phimoe",
@@ -761,6 +1092,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
+    elif case["tokenizer"] == "scored":
+        write_scored(path)
     elif case["tokenizer"] == "ranked":
         write_ranked(path)
     else:

@@ -381,6 +381,15 @@ MODELS: dict[str, dict[str, Any]] = {
                            "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14}},
         tokenizer="llama3", sizes={},
     ),
+    "muse_glimmer": _model(
+        "MuseGlimmerForConditionalGeneration", "muse_glimmer",
+        {"text_config": _SIZES | {"model_type": "muse_glimmer_text", "head_dim": 32, "num_hidden_layers": 4,
+                                  "rope_theta": 5e5, "sliding_window": 64, "qk_scale_factor": 2.5,
+                                  "output_multiplier": 0.5},
+         "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "intermediate_size": 64, "patch_size": 14}},
+        tokenizer="llama3", sizes={},
+    ),
     "nemotron_3": _model(
         "NemotronHForCausalLM", "nemotron_h",
         {"head_dim": 32, "hybrid_override_pattern": "ME*E", "num_hidden_layers": 4, "ssm_state_size": 16,

@@ -42,7 +42,7 @@ _ALWAYS_F32 = frozenset(
         "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d", "shortconv.conv",
         "time_mix_first", "time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2",
         "time_mix_lerp_fused", "altup_correct_coef", "altup_predict_coef", "ssm_conv1d_q", "ssm_conv1d_k",
-        "ssm_conv1d_v", "indexer.proj",
+        "ssm_conv1d_v", "indexer.proj", "indexer.q_proj", "indexer.k_proj",
     )
 )  # fmt: skip
 """Matrices that are float32 in all files, by their names in a block."""

@@ -30,7 +30,10 @@ class Folder:
         if not (path / "config.json").is_file():
             raise ModelFormatError(f"{path}: {self._without_config()}")
         self.raw = read_json(path / "config.json")
-        inner: dict[str, Any] = next((self.raw[field] for field in _TEXT if isinstance(self.raw.get(field), dict)), {})
+        places = (self.raw.get("thinker_config"), self.raw)
+        inner: dict[str, Any] = next(
+            (place[field] for place in places if place for field in _TEXT if isinstance(place.get(field), dict)), {}
+        )
         self.config: dict[str, Any] = {**self.raw, **inner}
         classes = self.raw.get("architectures") or self.config.get("architectures")
         if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):

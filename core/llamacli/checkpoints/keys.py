@@ -80,7 +80,7 @@ def settings_of(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) 
         if (local := first(settings, *_LOCAL_THETA)) is not None:
             rope["sliding_attention"] = {"rope_theta": local}
         if (theta := first(settings, *_ROPE_THETA)) is not None:
-            rope.setdefault("rope_theta", theta)
+            rope.setdefault("rope_theta", theta[0] if theta and isinstance(theta, list) else theta)
         if (kind := rope.get("type")) is not None:
             rope.setdefault("rope_type", kind)
         for field, names in _MIRRORED.items():

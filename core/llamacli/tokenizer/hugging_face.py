@@ -6,6 +6,7 @@ writes. `tokenizer.ggml.pre` is found by its effect: the name whose rules split 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ _IDS = {
 _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
+_PLAMO_EOT = 4
+"""Token `<|plamo:op|>`, with which a turn begins."""
+
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
 SAMPLE = (
@@ -49,7 +53,8 @@ def vocabulary_keys(
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
     Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
-    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece" and "unigram" (spiece.model).
+    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model) and "scored"
+    (tokenizer.jsonl, PLaMo's tokens with scores).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -107,6 +112,10 @@ def _unigram_path(folder: Path) -> Path | None:
     paths = (folder / name for name in ("tokenizer.model", "spiece.model"))
     path = next((path for path in paths if path.is_file()), None)
     return path if path and read_spec(path, 2).get(3, 1) == 1 else None
+
+
+def _is_scored(folder: Path) -> bool:
+    return (folder / "tokenizer.jsonl").is_file()
 
 
 def _is_unigram(folder: Path) -> bool:
@@ -185,6 +194,28 @@ def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     } | special_keys(folder, n_vocab=len(texts), merges=False)  # fmt: skip
 
 
+def _scored(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    lines = (folder / "tokenizer.jsonl").read_text("utf-8").split("\n")
+    entries = [json.loads(line) for line in lines if line.strip()]
+    tokens, scores = [text for text, *_ in entries], [float(score) for _, score, *_ in entries]
+    types = []
+    for text, _, kind, *_ in entries:
+        looks_special = text.startswith("<|plamo:") and text.endswith("|>") and kind == "NORMAL"
+        types.append(int(TokenKind.CONTROL if looks_special else TokenKind[kind]))
+    n_more = max(config["vocab_size"] - len(entries), 0)
+    keys: Keys = {
+        "tokenizer.ggml.model": "plamo2", "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(1, n_more + 1)],
+        "tokenizer.ggml.scores": scores + [_ADDED_SCORE] * n_more,
+        "tokenizer.ggml.token_type": types + [int(TokenKind.UNUSED)] * n_more,
+        "tokenizer.ggml.eot_token_id": _PLAMO_EOT, "tokenizer.ggml.add_space_prefix": False,
+    }  # fmt: skip
+    settings = _tokenizer_config(folder)
+    texts = {kind: _content(settings.get(f"{kind}_token")) for kind in ("bos", "eos", "pad", "sep", "unk")}
+    keys |= {f"tokenizer.ggml.{_IDS[kind]}": tokens.index(text) for kind, text in texts.items() if text is not None}
+    return keys | _chat_templates(folder, settings)
+
+
 def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     keys = _byte_fallback(folder, config, pre)
     del keys["tokenizer.ggml.pre"]
@@ -245,6 +276,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "bpe": (_is_bpe, _bpe),
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
+    "scored": (_is_scored, _scored),
 }
 
 

@@ -104,7 +104,7 @@ CHECKPOINTS = (
         pre=("starcoder", "refact", "gpt-2"),
     ),
     Checkpoint(
-        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
         {"rope.dimension_count": _rope_dims, "use_parallel_residual": _parallel,
          "attention.layer_norm_rms_epsilon": None,
          "attention.layer_norm_epsilon": field("layer_norm_eps", "norm_eps", kind=float), **_WITHOUT_ROPE},

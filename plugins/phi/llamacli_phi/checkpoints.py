@@ -67,7 +67,7 @@ CHECKPOINTS = (
     ),
     *(
         Checkpoint(
-            architecture, (kind,),
+            architecture, tuple(classes),
             {
                 "rope.dimension_count": _rope_dims, "rope.scaling.original_context_length": _original,
                 "rope.scaling.attn_factor": _attention_factor, "rope.scaling.type": None,
@@ -79,7 +79,9 @@ CHECKPOINTS = (
             },
             ("sentencepiece", "bpe"), pre=("gpt-4o", "dbrx", "gpt-2"), extra=_factors,
         )
-        for architecture, kind in (("phi3", "Phi3ForCausalLM"), ("phimoe", "PhiMoEForCausalLM"))
+        for architecture, *classes in (
+            ("phi3", "Phi3ForCausalLM", "Phi4ForCausalLMV"), ("phimoe", "PhiMoEForCausalLM"),
+        )
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Qwen2, Qwen3, mixtures and Qwen-VL text."""
+"""Hugging Face checkpoints of Qwen2, Qwen3, mixtures, text of Qwen-VL and Omni."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,13 +61,30 @@ def _deepstack(settings: Settings) -> int:
     return len(settings.get("vision_config", {}).get("deepstack_visual_indexes", ()))
 
 
+def _chat_ends(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Ends of messages as the first and the last token."""
+    added = tokenizer.get("added_tokens_decoder", {})
+    ends = [int(i) for i, token in added.items() if token["content"] == "<|im_end|>"]
+    return {f"tokenizer.ggml.{name}_token_id": end for end in ends[:1] for name in ("bos", "eos")}
+
+
+_CHATML = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""Template of Qwen3-ASR's files; that of its folder is for sound."""
 _POOLING = {"pooling_type": field("pooling")}
+_THINKER = (r"^thinker\.", "")
 _PRE = ("qwen2", "deepseek-r1-qwen")
 _MOE = {"num_experts_per_tok": 4, "num_key_value_heads": 16}
 
 CHECKPOINTS = (
     Checkpoint(
-        "qwen2", ("Qwen2ForCausalLM", "KORMoForCausalLM"), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE
+        "qwen2",
+        ("Qwen2ForCausalLM", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",
+         "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM"),
+        _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE,
     ),
     Checkpoint(
         "qwen2", ("Qwen2Model",), _POOLING, _DEFAULTS, ("sentencepiece", "bpe"), _PRE, rename=((r"^", "model."),)
@@ -78,7 +95,8 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen3", ("Qwen3ForCausalLM",), _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
+        "qwen3", ("Qwen3ForCausalLM", "StepVLForConditionalGeneration"), _POOLING, _DEFAULTS | {"head_dim": 128},
+        ("sentencepiece", "bpe"), _PRE,
     ),
     Checkpoint(
         "qwen3moe", ("Qwen3MoeForCausalLM",), _EXPERT_KEYS,
@@ -89,12 +107,18 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), {}, _DEFAULTS,
-        ("sentencepiece", "bpe"), _PRE,
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel",
+                    "Qwen2_5OmniModel"), {}, _DEFAULTS,
+        ("sentencepiece", "bpe"), _PRE, rename=(_THINKER,),
     ),
     Checkpoint(
         "qwen3vl", ("Qwen3VLForConditionalGeneration",), {"n_deepstack_layers": _deepstack},
         _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE,
+    ),
+    Checkpoint(
+        "qwen3vl", ("Qwen3ASRForConditionalGeneration",), {"n_deepstack_layers": 0},
+        _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE, rename=(_THINKER,),
+        tokenizer=lambda *given: _chat_ends(*given) | {"tokenizer.chat_template": _CHATML},
     ),
     Checkpoint(
         "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERT_KEYS | {"n_deepstack_layers": _deepstack},
@@ -104,6 +128,11 @@ CHECKPOINTS = (
         convert={
             "ffn_gate_exps.weight": _experts(0), "ffn_up_exps.weight": _experts(1), "ffn_down_exps.weight": _DOWN,
         },
+    ),
+    Checkpoint(
+        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), _EXPERT_KEYS | {"n_deepstack_layers": 0},
+        _DEFAULTS | {"head_dim": 128}, ("bpe",), _PRE, _chat_ends, split=_STACKED["split"],
+        rename=(_THINKER, *_STACKED["rename"]),
     ),
     *checkpoints_hybrid.checkpoints(_EXPERT_KEYS, _STACKED, _PRE),
 )  # fmt: skip

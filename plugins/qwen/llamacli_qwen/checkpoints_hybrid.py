@@ -148,8 +148,9 @@ def checkpoints(experts: Mapping[str, Any], stacked: Mapping[str, Any], pre: tup
             },
         ),
         Checkpoint(
-            "qwen35", ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
-            _KEYS | {"rope.dimension_sections": _sections}, _DEFAULTS, **later,
+            "qwen35",
+            ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "MiniCPMV4_6ForConditionalGeneration"),
+            _KEYS | {"rope.dimension_sections": _sections}, _DEFAULTS, **later, drop=(r"^model\.merger\.",),
         ),
         Checkpoint(
             "qwen35moe", ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
