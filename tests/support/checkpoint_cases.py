@@ -645,6 +645,20 @@ def _plamo(*, mamba: bool) -> Shapes:
 
 
 _LAYERS = r"\.layers\."
+_EXAONE_NAMES = (
+    ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
+    ("self_attn.o_proj", "attn.attention.out_proj"), ("self_attn.", "attn.attention."), ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"), ("mlp.gate_proj", "mlp.c_fc_0"), ("mlp.up_proj", "mlp.c_fc_1"),
+    ("mlp.down_proj", "mlp.c_proj"),
+)  # fmt: skip
+
+
+def _exaone_predicting(**options: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of a layer for multi-token prediction."""
+    layer = decoder_shapes(SIZES | {"head_dim": 32, "num_hidden_layers": 1}, qk_norm=32, **options)
+    found = {f"mtp.{name[6:]}": shape for name, shape in layer.items() if re.match(r"model\.(layers|norm)\.", name)}
+    norms = {f"mtp.pre_fc_norm_{name}.weight": (64,) for name in ("embedding", "hidden")}
+    return found | norms | {"mtp.fc.weight": (64, 128)}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -858,6 +872,29 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "seed_oss": _case(
         "SeedOssForCausalLM", "seed_oss", {"head_dim": 32, "rope_theta": 1e7}, tokenizer="qwen2", biases="qkv"
+    ),
+    "exaone": _case(
+        "ExaoneForCausalLM", "exaone3",
+        {"num_layers": 2, "layer_norm_epsilon": 1e-5, "activation_function": "silu", "rope_theta": 1e4,
+         "rms_norm_eps": None, "tie_word_embeddings": True},
+        tokenizer="gpt2", renamed=_EXAONE_NAMES, differs=(r"layer_norm_rms_epsilon$",),
+    ),
+    "exaone45": _case(
+        "Exaone4_5_ForConditionalGeneration", "exaone4_5_raw",
+        {"head_dim": 32, "rope_theta": 1e6, "num_nextn_predict_layers": 1, "sliding_window": 64,
+         "sliding_window_pattern": "LLLG"},
+        tokenizer="gpt2", pre="exaone4", norms=_SANDWICH[1::2], qk_norm=32,
+        tensors=_exaone_predicting(norms=_SANDWICH[1::2]) | {"model.visual.merger.ln_q.weight": (32,)},
+    ),
+    "exaonemoe": _case(
+        "ExaoneMoEForCausalLM", "exaone_moe",
+        {"head_dim": 32, "rope_theta": 1e6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+         "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "num_nextn_predict_layers": 1,
+         "sliding_window": 64, "sliding_window_pattern": 4},
+        tokenizer="gpt2", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
+        tensors=_network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
+        | _exaone_predicting() | {"model.layers.1.mlp.gate.e_score_correction_bias": (4,)},
     ),
     "arcee": _case(
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
