@@ -424,8 +424,10 @@ def _chatglm() -> dict[str, tuple[int, ...]]:
     return found | {"transformer.encoder.final_layernorm.weight": (64,), "transformer.output_layer.weight": (320, 64)}
 
 
-def _deepseek(n_layer: int, *, rank_q: int, predicts: bool = False) -> dict[str, tuple[int, ...]]:
-    """Shapes of latent attention and of experts behind a dense layer.
+def _deepseek(
+    n_layer: int, *, rank_q: int, predicts: bool = False, indexer: bool = False, n_dense: int = 1
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of latent attention and of experts behind dense layers.
 
     The last layer is for multi-token prediction if it `predicts`.
     """
@@ -440,7 +442,13 @@ def _deepseek(n_layer: int, *, rank_q: int, predicts: bool = False) -> dict[str,
             f"{attention}kv_b_proj.weight": (4 * 40, 32), f"{attention}o_proj.weight": (64, 4 * 24),
         }  # fmt: skip
         found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
-        if i == 0:
+        if indexer:
+            found |= {
+                f"{attention}indexer.wq_b.weight": (2 * 32, 32), f"{attention}indexer.wk.weight": (32, 64),
+                f"{attention}indexer.k_norm.weight": (32,), f"{attention}indexer.k_norm.bias": (32,),
+                f"{attention}indexer.weights_proj.weight": (2, 64),
+            }  # fmt: skip
+        if i < n_dense:
             found |= _network(mlp, 64, 96)
             continue
         found[f"{mlp}gate.weight"] = (4, 64)
@@ -463,6 +471,11 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
     "q_lora_rank": 32, "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc",
 }  # fmt: skip
+_DEEPSEEK_MOE: dict[str, Any] = {
+    "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "rope_theta": 10000, "scoring_func": "softmax",
+}  # fmt: skip
+_DEEPSEEK_NETWORKS = _network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
 _NOMIC: dict[str, Any] = {
     "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "n_positions": 8192, "max_trained_positions": 2048,
     "vocab_size": 96, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
@@ -955,6 +968,41 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek3": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3,
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), shards=2,
+    ),
+    "deepseek32": _case(
+        "DeepseekV32ForCausalLM", "deepseek_v32",
+        _DEEPSEEK_V3 | {"num_hidden_layers": 2, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 16},
+        tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True) | {
+            "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
+            "model.layers.2.embed_tokens.weight": (320, 64)},
+    ),
+    "deepseek_ocr": _case(
+        "DeepseekOCRForCausalLM", "DeepseekVLV2",
+        {"num_experts": 4, "moe_intermediate_size": 32, "language_config": SIZES | _DEEPSEEK_MOE
+         | {"qk_rope_head_dim": 0, "kv_lora_rank": None, "q_lora_rank": None},
+         "vision_config": {}},
+        tokenizer="deepseek", experts="qwen", without=r"layers\.0\.mlp\.",
+        tensors=_DEEPSEEK_NETWORKS | {"model.sam_model.pos_embed": (1, 4, 4, 8), "model.projector.layers.bias": (64,)},
+    ),
+    "deepseek": _case(
+        "DeepseekForCausalLM", "deepseek",
+        _DEEPSEEK_MOE, tokenizer="deepseek", pre="deepseek-v3", experts="qwen", without=r"layers\.0\.mlp\.",
+        tensors=_DEEPSEEK_NETWORKS,
+    ),
+    "youtu": _case(
+        "YoutuForCausalLM", "youtu",
+        {name: value for name, value in _DEEPSEEK.items() if "expert" not in name and "moe" not in name}
+        | {"q_lora_rank": 32, "first_k_dense_replace": None},
+        tokenizer="deepseek", without=_LAYERS,
+        tensors=_deepseek(2, rank_q=32, n_dense=2),
+    ),
+    "kimi_vl": _case(
+        "KimiVLForConditionalGeneration", "kimi_vl",
+        {"text_config": SIZES | _DEEPSEEK | {"q_lora_rank": None, "architectures": ["DeepseekV3ForCausalLM"]}},
+        tokenizer="deepseek", without=".",
+        tensors={f"language_model.{name}": shape for name, shape in (
+            decoder_shapes(SIZES | {"num_hidden_layers": 0}) | _deepseek(2, rank_q=0)).items()}
+        | {"multi_modal_projector.pre_norm.weight": (64,)},
     ),
     "deepseek3_fp8": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},

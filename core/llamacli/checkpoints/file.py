@@ -373,7 +373,8 @@ class Names:
     """Names of a checkpoint's tensors in GGUF; collects those that have none."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, n_layer: int, config_path: str):
-        arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == checkpoint.architecture), None)
+        known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+        arch = known.get(checkpoint.names or checkpoint.architecture)
         self._checkpoint, self._config_path = checkpoint, config_path
         self._rename = value_of(checkpoint.rename, settings, config_path)
         self._class = next(iter(settings.get("architectures") or checkpoint.classes), checkpoint.architecture)

@@ -46,6 +46,7 @@ class Checkpoint:
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
       block, where the map has none.
+    - `names`: the architecture whose names in gguf's map tensors have, where it is not their own.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
@@ -71,6 +72,7 @@ class Checkpoint:
     extra: Callable[[Settings], Mapping[str, npt.NDArray[np.float32]]] = lambda settings: {}
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
+    names: str = ""
 
     @property
     def name(self) -> str:

@@ -1,9 +1,11 @@
-"""Hugging Face checkpoints of DeepSeek-V2, V3, V3.1, R1 and GLM-4.7-Flash."""
+"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu and GLM-4.7-Flash."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Conversion, Settings, hookimpl, rope_of
+import attrs
+
+from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, rope_of
 
 LLAMACLI_API = 1
 
@@ -74,39 +76,80 @@ def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str,
     return {f"tokenizer.ggml.{name}_token_id": ids[text] for name, text in texts.items() if text in ids}
 
 
-CHECKPOINTS = tuple(
+_EXPERT_KEYS: dict[str, Any] = {
+    "vocab_size": field("vocab_size"), "leading_dense_block_count": _dense,
+    "expert_feed_forward_length": field("moe_intermediate_size"),
+    "expert_shared_count": lambda settings: settings.get("n_shared_experts") or 0,
+}  # fmt: skip
+_MIXTURE_KEYS = _EXPERT_KEYS | {
+    "attention.q_lora_rank": field("q_lora_rank"),
+    "expert_weights_scale": _scale,
+    "expert_weights_norm": lambda settings: settings.get("norm_topk_prob") or None,
+    "rope.dimension_count": field("qk_rope_head_dim"),
+    "rope.scaling.yarn_log_multiplier": _log_multiplier,
+}
+_DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048,
+    "num_key_value_heads": lambda settings: settings["num_attention_heads"],
+    "moe_intermediate_size": field("intermediate_size"),
+}  # fmt: skip
+_PRE = ("deepseek-v3", "deepseek-llm")
+
+_LATENT = Checkpoint(
+    "deepseek2",
+    (
+        "DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
+    ),
+    _MIXTURE_KEYS | {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": field("kv_lora_rank"),
+        "attention.key_length": lambda settings: settings["kv_lora_rank"] + settings["qk_rope_head_dim"],
+        "attention.value_length": field("kv_lora_rank"),
+        "attention.key_length_mla": lambda settings: settings["qk_nope_head_dim"] + settings["qk_rope_head_dim"],
+        "attention.value_length_mla": field("v_head_dim"),
+    },
+    _DEFAULTS | {"kv_lora_rank": 512},
+    pre=_PRE, drop=_left_out,
+    whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
+    convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
+)  # fmt: skip
+
+CHECKPOINTS = (
+    _LATENT,
+    attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
+    attrs.evolve(
+        _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
+        keys=dict(_LATENT.keys) | {
+            "block_count":
+            lambda settings: settings["num_hidden_layers"] + (settings.get("num_nextn_predict_layers") or 0),
+            "nextn_predict_layers": field("num_nextn_predict_layers"),
+            "attention.indexer.head_count": field("index_n_heads"),
+            "attention.indexer.key_length": field("index_head_dim"),
+            "attention.indexer.top_k": field("index_topk"),
+        },
+        names="deepseek2",
+        tensors={
+            f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
+            for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
+        } | {
+            f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
+            for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
+        },
+    ),
     Checkpoint(
-        "deepseek2", classes,
-        {
-            "vocab_size": lambda settings: settings["vocab_size"],
-            "leading_dense_block_count": _dense,
-            "attention.head_count_kv": 1,
-            "attention.q_lora_rank": lambda settings: settings.get("q_lora_rank"),
-            "attention.kv_lora_rank": lambda settings: settings["kv_lora_rank"],
-            "attention.key_length": lambda settings: settings["kv_lora_rank"] + settings["qk_rope_head_dim"],
-            "attention.value_length": lambda settings: settings["kv_lora_rank"],
-            "attention.key_length_mla": lambda settings: settings["qk_nope_head_dim"] + settings["qk_rope_head_dim"],
-            "attention.value_length_mla": lambda settings: settings["v_head_dim"],
-            "expert_feed_forward_length": lambda settings: settings["moe_intermediate_size"],
-            "expert_shared_count": lambda settings: settings.get("n_shared_experts") or 0,
-            "expert_weights_scale": _scale,
-            "expert_weights_norm": lambda settings: settings.get("norm_topk_prob") or None,
-            "rope.dimension_count": lambda settings: settings["qk_rope_head_dim"],
-            "rope.scaling.yarn_log_multiplier": _log_multiplier,
+        "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
+        _MIXTURE_KEYS | {
+            "attention.sliding_window":
+            lambda settings: settings.get("sliding_window_size") or settings.get("sliding_window") or None,
         },
-        {"rms_norm_eps": 1e-6, "kv_lora_rank": 512, "rope_theta": 10000.0, "max_position_embeddings": 2048,
-         "num_key_value_heads": lambda settings: settings["num_attention_heads"],
-         "moe_intermediate_size": lambda settings: settings["intermediate_size"]},
-        pre=pre, tokenizer=tokenizer, drop=_left_out,
-        whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
-        convert={
-            "attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape),
-        },
-    )
-    for classes, pre, tokenizer in (
-        (("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), ("deepseek-v3", "deepseek-llm"), lambda *given: {}),
-        (("Glm4MoeLiteForCausalLM",), ("glm4", "chatglm-bpe"), _glm_tokens),
-    )
+        _DEFAULTS, pre=_PRE, drop=(r"sam_model|qwen2_model",),
+    ),
+    Checkpoint(
+        "deepseek", ("DeepseekForCausalLM",),
+        _EXPERT_KEYS | {"expert_weights_scale": 1.0, "rope.dimension_count": head_dim, "rope.scaling.type": "none"},
+        _DEFAULTS, ("sentencepiece", "bpe"), pre=_PRE, convert=INTERLEAVED,
+    ),
 )  # fmt: skip
 
 

@@ -106,7 +106,6 @@ class DeepSeek2(Architecture):
         rope, scale = self.rope_and_scale(metadata, n_rope, key_dim)
         n_ff_expert = count("expert_feed_forward_length")
         n_layer = n_blocks - n_nextn
-        count("expert_count", maximum=1 << 14)
         common = Config.from_gguf(metadata, head_dim=key_dim, n_head_kv=n_head_kv, n_layer=n_layer)
         temperature = metadata.get_float(f"{self.name}.attention.temperature_scale", default=0.0, minimum=0.0)
         return DeepSeek2Config.from_gguf(
@@ -124,7 +123,7 @@ class DeepSeek2(Architecture):
             temperature=(temperature, count("attention.temperature_length")) if temperature else None,
             n_dense=count("leading_dense_block_count", default=0, minimum=0, maximum=n_layer),
             n_ff_expert=n_ff_expert,
-            n_ff_shared=n_ff_expert * count("expert_shared_count", maximum=1 << 10),
+            n_ff_shared=n_ff_expert * count("expert_shared_count", minimum=0, maximum=1 << 10),
             n_nextn=n_nextn,
             routing=self.routing(metadata, common),
         )

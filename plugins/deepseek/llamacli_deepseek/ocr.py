@@ -3,7 +3,7 @@
 A DeepSeek mixture of experts with attention of full heads instead of the latent one.
 """
 
-from llamacli.plugin import Decoder, Metadata, Mixture, Scoring, hookimpl
+from llamacli.plugin import Decoder, Metadata, Mixture, Rope, Scoring, hookimpl
 
 LLAMACLI_API = 1
 
@@ -12,7 +12,11 @@ class DeepSeek2Ocr(Decoder):
     """`general.architecture = deepseek2-ocr`."""
 
     name = "deepseek2-ocr"
-    interleaved = False
+
+    def ropes(self, metadata: Metadata, head_dim: int, windows: tuple[int | None, ...]) -> tuple[Rope, ...]:
+        """RoPE of whole heads, whatever number of dimensions files have."""
+        base = metadata.get_float(f"{self.name}.rope.freq_base", default=10000.0, minimum=2.0)
+        return (Rope(head_dim, interleaved=False, base=base),) * len(windows)
 
     def mixture(self, metadata: Metadata) -> Mixture:
         """Experts, beside shared ones, behind dense blocks."""
