@@ -577,6 +577,10 @@ CASES: dict[str, dict[str, Any]] = {
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
     ),
     "phi2": _case(
+    "llama_embed": _case(
+        "LlamaBidirectionalModel", "llama", {"rope_theta": 500000.0}, tokenizer="llama3",
+        without="lm_head", renamed=(("model.", ""),),
+    ),
         "PhiForCausalLM", "phi",
         {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
          "intermediate_size": 256},

@@ -501,3 +501,8 @@ def cases() -> dict[str, dict[str, Any]]:
         for name, case in MODELS.items()
         if name in recorded
     }
+    "umt5": _model(
+        "UMT5ForConditionalGeneration", "umt5",
+        _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, tokenizer="unigram", sizes={},
+        transformers=False, more={"lm_head.weight": [40, 64]},
+    ),

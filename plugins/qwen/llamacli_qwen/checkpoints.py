@@ -78,7 +78,8 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen3", ("Qwen3ForCausalLM",), _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
+        "qwen3", ("Qwen3ForCausalLM", "Qwen3Model"),
+        _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE
     ),
     Checkpoint(
         "qwen3moe", ("Qwen3MoeForCausalLM",), _EXPERT_KEYS,
