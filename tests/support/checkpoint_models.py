@@ -200,6 +200,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "Lfm2MoeForCausalLM", "lfm2_moe",
         {"norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "full_attention", "conv"],
          "num_hidden_layers": 3, "rope_theta": 1e6, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2,
+    "lfm2_embedding": _model(
+        "Lfm2Model", "lfm2",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "full_attention"],
+         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
+         "intermediate_size": 120, "block_ff_dim": 120},
+        tokenizer="llama3", pre="lfm2", pooling="cls_token", transformers=False,
+    ),
          "moe_intermediate_size": 32, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
          "tie_word_embeddings": True},
         tokenizer="llama3", pre="lfm2",
