@@ -420,6 +420,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "Gemma4ForCausalLM", "gemma4_text",
         _GEMMA4 | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 296,
                    "use_double_wide_mlp": True, "num_global_key_value_heads": None},
+    "gemma_embedding": _model(
+        "Gemma3TextModel", "gemma3_text",
+        {"head_dim": 32, "sliding_window": 64, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+         "query_pre_attn_scalar": 32, "num_hidden_layers": 3, "use_bidirectional_attention": True,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        tokenizer="sentencepiece", pooling="mean_tokens", transformers=False,
+    ),
         tokenizer="ranked", pre="",
     ),
     "gemma4_moe": _model(
@@ -433,6 +440,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False
     ),
     "bert_masked": _model(
+    "gemma4_unified": _model(
+        "Gemma4UnifiedForConditionalGeneration", "gemma4_unified",
+        {"text_config": _SIZES | _GEMMA4 | {"num_kv_shared_layers": 0, "num_global_key_value_heads": None,
+                                            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+                                            "moe_intermediate_size": None}},
+        sizes={},
+        tokenizer="ranked", pre="", generation={"suppress_tokens": [3, 4]},
+    ),
+    "gemma4_assistant": _model(
+        "Gemma4AssistantForCausalLM", "gemma4_assistant",
+        {"backbone_hidden_size": 96, "use_ordered_embeddings": False,
+         "text_config": _SIZES | _GEMMA4 | {"num_kv_shared_layers": 4, "num_global_key_value_heads": None,
+                                            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+                                            "final_logit_softcapping": None}},
+        sizes={}, tokenizer="ranked", pre="", transformers=False,
+    ),
         "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
     ),
     "roberta": _model(

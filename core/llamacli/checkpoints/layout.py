@@ -14,7 +14,7 @@ Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
 `tensor_names` are the names of the folder's tensors, `pooling` GGUF's number of what modules.json names, `modules`
-its folders by type."""
+its folders by type, `generation` the fields of generation_config.json."""
 Shape = tuple[int, ...]
 
 
