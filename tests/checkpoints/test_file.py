@@ -206,6 +206,14 @@ def test_masked_modernbert(tmp_path: Path, plugins: Plugins) -> None:
     assert not any(name.startswith(("cls", "decoder")) for name in plugins.open_folder(folder).tensors)
 
 
+def test_dense_layers_of_embeddings(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "lfm2_embedding")
+    path = folder / "modules.json"
+    dense = {"idx": 2, "name": "2", "path": "1_Dense", "type": "pylate.models.Dense.Dense"}
+    path.write_text(json.dumps([*json.loads(path.read_text()), dense]))
+    expect(folder, plugins, "embedding_length_out", "Dense of modules.json is not read")
+
+
 def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen2")
     edited(folder, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_own.Own"})

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,48 @@ def write_unigram(folder: Path) -> int:
     return len(pieces)
 
 
+def write_xlm_roberta(folder: Path, *, json_only: bool) -> int:
+    """Write a Unigram as tokenizer.json and sentencepiece.bpe.model, unless `json_only`.
+
+    Returns the number of tokens.
+    """
+    texts = ["\u2581", "\u2581the", "in", "en", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces = [(text, -2.0 - i / 4) for i, text in enumerate(texts)]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    charsmap = struct.pack("<I", 1024) + bytes(1025)
+    if not json_only:
+        encoded_pieces = [_field(1, text.encode()) + _field(2, 0.0) + _field(3, 2 if text == "<unk>" else 3)
+                          for text in ("<unk>", "<s>", "</s>")]  # fmt: skip
+        encoded_pieces += [_field(1, text.encode()) + _field(2, score) for text, score in pieces]
+        trainer = _field(3, 1) + _field(4, len(pieces) + 3)
+        normalizer = _field(1, b"identity") + _field(3, 1) + _field(4, 1)
+        model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer) + _field(3, normalizer)
+        (folder / "sentencepiece.bpe.model").write_bytes(model)
+    vocab = [*((text, 0.0) for text in special), *pieces, ("<mask>", 0.0)]
+    tokens = [
+        {"id": i, "content": text, "single_word": False, "lstrip": text == "<mask>", "rstrip": False,
+         "normalized": False, "special": True}
+        for i, (text, _) in enumerate(vocab) if text in (*special, "<mask>")
+    ]  # fmt: skip
+    first, last = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
+    a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    entries = {name: {"id": name, "ids": [special.index(name)], "tokens": [name]} for name in ("<s>", "</s>")}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens,
+               "normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()},
+               "pre_tokenizer": metaspace, "decoder": metaspace,
+               "post_processor": {"type": "TemplateProcessing", "single": [first, a, last],
+                                  "pair": [first, a, last, last, b, last], "special_tokens": entries},
+               "model": {"type": "Unigram", "unk_id": 3, "vocab": [list(pair) for pair in vocab],
+                         "byte_fallback": False}}  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "XLMRobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>",
+                "cls_token": "<s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+                "clean_up_tokenization_spaces": True, "model_max_length": 128}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(vocab)
+
+
 def write_ranked(folder: Path) -> int:
     """Write tokenizer.json of Gemma 4's BPE; return the number of tokens."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -224,7 +267,7 @@ def write_word_piece(folder: Path) -> int:
                "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": post,
                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}, "model": model}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, "unk_token": "[UNK]",
+    settings = {"tokenizer_class": "BertTokenizer", "model_max_length": 128, "unk_token": "[UNK]",
                 "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return len(texts)
@@ -657,6 +700,50 @@ def _plamo(*, mamba: bool) -> Shapes:
     return found
 
 
+def _nomic_experts() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with biases, the second with experts."""
+    found = {name: shape for name, shape in _nomic().items() if ".mlp." not in name}
+    for i in range(2):
+        layer = f"encoder.layers.{i}."
+        found |= {f"{layer}attn.Wqkv.bias": (192,), f"{layer}attn.out_proj.bias": (64,)}
+    mlp = "encoder.layers.1.mlp."
+    return found | {
+        "embeddings.word_embeddings.weight": (40, 64),
+        "encoder.layers.0.mlp.fc1.weight": (96, 64), "encoder.layers.0.mlp.fc1.bias": (96,),
+        "encoder.layers.0.mlp.fc2.weight": (64, 96), "encoder.layers.0.mlp.fc2.bias": (64,),
+        f"{mlp}router.layer.weight": (4, 64), f"{mlp}experts.mlp.w1": (384, 64), f"{mlp}experts.mlp.w2": (384, 64),
+        f"{mlp}experts.bias": (64,),
+    }  # fmt: skip
+
+
+def _jina() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with gated networks, without positions."""
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (96, 64), "embeddings.token_type_embeddings.weight": (2, 64),
+        "embeddings.LayerNorm.weight": (64,), "embeddings.LayerNorm.bias": (64,), "pooler.dense.weight": (64, 64),
+    }  # fmt: skip
+    for i in range(2):
+        attention, mlp = f"encoder.layer.{i}.attention.", f"encoder.layer.{i}.mlp."
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            found |= {f"{attention}{name}.weight": (64, 64), f"{attention}{name}.bias": (64,)}
+        found |= {f"{attention}output.LayerNorm.{kind}": (64,) for kind in ("weight", "bias")}
+        found |= {f"{mlp}layernorm.{kind}": (64,) for kind in ("weight", "bias")}
+        found |= {f"{mlp}gated_layers.weight": (192, 64), f"{mlp}wo.weight": (64, 96), f"{mlp}wo.bias": (64,)}
+    return found
+
+
+def _neo() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers and of a head for masked tokens."""
+    found: dict[str, tuple[int, ...]] = {"model.encoder.weight": (96, 64), "model.layer_norm.weight": (64,)}
+    for i in range(2):
+        layer = f"model.transformer_encoder.{i}."
+        found |= {
+            f"{layer}qkv.weight": (192, 64), f"{layer}wo.weight": (64, 64), f"{layer}attention_norm.weight": (64,),
+            f"{layer}ffn_norm.weight": (64,), f"{layer}ffn.w12.weight": (128, 64), f"{layer}ffn.w3.weight": (64, 64),
+        }  # fmt: skip
+    return found | {"decoder.weight": (96, 64), "decoder.bias": (96,)}
+
+
 _LAYERS = r"\.layers\."
 _EXAONE_NAMES = (
     ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
@@ -684,6 +771,10 @@ CASES: dict[str, dict[str, Any]] = {
         {"rope_theta": 500000.0, "rope_scaling": _LLAMA3_ROPE, "head_dim": 16, "bos_token_id": 263,
          "eos_token_id": [265, 263], "tie_word_embeddings": True},
         tokenizer="llama3", shards=2,
+    ),
+    "llama_embed": _case(
+        "LlamaBidirectionalModel", "llama", {"rope_theta": 500000.0}, tokenizer="llama3",
+        without="lm_head", renamed=(("model.", ""),),
     ),
     "llama_f16": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece", dtype="F16"),
     "llama_f32": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="f32"),
@@ -1098,6 +1189,24 @@ CASES: dict[str, dict[str, Any]] = {
         "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "config": _NOMIC, "tokenizer": "wordpiece",
         "shapes": _nomic(), "pooling": "mean_tokens",
     },
+    "nomic_bert_moe": {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "tokenizer": "xlm_roberta",
+        "config": _NOMIC | {"n_positions": 2048, "vocab_size": 40, "activation_function": "gelu", "num_experts": 4,
+                            "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_top_k": 2,
+                            "moe_every_n_layers": 2},
+        "shapes": _nomic_experts(), "pooling": "mean_tokens", "differs": (r"\.context_length$",),
+    },
+    "jina_bert": {
+        "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "tokenizer": "wordpiece", "shapes": _jina(),
+        "config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2},
+        "pooling": "mean_tokens",
+    },
+    "neobert": {
+        "architectures": ["NeoBERTLMHead"], "model_type": "neobert", "tokenizer": "wordpiece", "shapes": _neo(),
+        "config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "max_length": 512, "norm_eps": 1e-5, "vocab_size": 96, "pad_token_id": 0},
+    },
     **checkpoint_models.cases(),
 }  # fmt: skip
 """Checkpoints by name."""
@@ -1179,6 +1288,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_unigram(path)
     elif case["tokenizer"] == "scored":
         write_scored(path)
+    elif case["tokenizer"].startswith("xlm_roberta"):
+        write_xlm_roberta(path, json_only=case["tokenizer"] == "xlm_roberta")
     elif case["tokenizer"] == "ranked":
         write_ranked(path)
     else:

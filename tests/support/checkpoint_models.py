@@ -74,6 +74,10 @@ _BERT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128, "layer_norm_eps": 1e-12, "vocab_size": 96, "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
+_DISTIL: dict[str, Any] = {
+    "dim": 64, "hidden_dim": 96, "n_heads": 4, "n_layers": 2, "max_position_embeddings": 128, "vocab_size": 96,
+    "pad_token_id": 0,
+}  # fmt: skip
 _ROBERTA: dict[str, Any] = _BERT | {
     "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "vocab_size": 320, "layer_norm_eps": 1e-5,
 }  # fmt: skip
@@ -195,6 +199,13 @@ MODELS: dict[str, dict[str, Any]] = {
          "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
          "intermediate_size": 120, "block_ff_dim": 120, "tie_word_embeddings": True},
         tokenizer="llama3", pre="lfm2",
+    ),
+    "lfm2_embedding": _model(
+        "Lfm2Model", "lfm2",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "full_attention"],
+         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
+         "intermediate_size": 120, "block_ff_dim": 120},
+        tokenizer="llama3", pre="lfm2", pooling="cls_token", transformers=False,
     ),
     "lfm2moe": _model(
         "Lfm2MoeForCausalLM", "lfm2_moe",
@@ -418,6 +429,13 @@ MODELS: dict[str, dict[str, Any]] = {
                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         tokenizer="sentencepiece", transformers=False,
     ),
+    "gemma_embedding": _model(
+        "Gemma3TextModel", "gemma3_text",
+        {"head_dim": 32, "sliding_window": 64, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+         "query_pre_attn_scalar": 32, "num_hidden_layers": 3, "use_bidirectional_attention": True,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        tokenizer="sentencepiece", pooling="mean_tokens", transformers=False,
+    ),
     "gemma4": _model(
         "Gemma4ForCausalLM", "gemma4_text",
         _GEMMA4 | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 296,
@@ -431,11 +449,53 @@ MODELS: dict[str, dict[str, Any]] = {
                    "moe_intermediate_size": 32},
         tokenizer="ranked", pre="",
     ),
+    "gemma4_unified": _model(
+        "Gemma4UnifiedForConditionalGeneration", "gemma4_unified",
+        {"text_config": _SIZES | _GEMMA4 | {"num_kv_shared_layers": 0, "num_global_key_value_heads": None,
+                                            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+                                            "moe_intermediate_size": None}},
+        sizes={},
+        tokenizer="ranked", pre="", generation={"suppress_tokens": [3, 4]},
+    ),
+    "gemma4_assistant": _model(
+        "Gemma4AssistantForCausalLM", "gemma4_assistant",
+        {"backbone_hidden_size": 96, "use_ordered_embeddings": False,
+         "text_config": _SIZES | _GEMMA4 | {"num_kv_shared_layers": 4, "num_global_key_value_heads": None,
+                                            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+                                            "final_logit_softcapping": None}},
+        sizes={}, tokenizer="ranked", pre="", transformers=False,
+    ),
     "bert": _model(
         "BertModel", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="mean_tokens", transformers=False
     ),
     "bert_masked": _model(
         "BertForMaskedLM", "bert", _BERT, tokenizer="wordpiece", sizes={}, pooling="cls_token", transformers=False
+    ),
+    "bert_classifier": _model(
+        "BertForSequenceClassification", "bert", _BERT | {"id2label": {"0": "no", "1": "maybe", "2": "yes"}},
+        tokenizer="wordpiece", sizes={}, transformers=False,
+    ),
+    "distilbert": _model(
+        "DistilBertForMaskedLM", "distilbert", _DISTIL, tokenizer="wordpiece", sizes={}, pooling="mean_tokens",
+        transformers=False,
+    ),
+    "distilbert_classifier": _model(
+        "DistilBertForSequenceClassification", "distilbert",
+        _DISTIL | {"id2label": {"0": "no", "1": "maybe", "2": "yes"}}, tokenizer="wordpiece", sizes={},
+        transformers=False,
+    ),
+    "eurobert": _model(
+        "EuroBertModel", "eurobert", {"rope_theta": 250000.0, "pad_token_id": 263, "classifier_pooling": "mean"},
+        tokenizer="llama3", pooling="mean_tokens", transformers=False,
+    ),
+    "xlm_roberta": _model(
+        "XLMRobertaModel", "xlm-roberta", _ROBERTA | {"vocab_size": 40}, tokenizer="xlm_roberta", sizes={},
+        pooling="cls_token", transformers=False,
+    ),
+    "xlm_roberta_classifier": _model(
+        "XLMRobertaForSequenceClassification", "xlm-roberta",
+        _ROBERTA | {"vocab_size": 40, "id2label": {"0": "LABEL_0"}},
+        tokenizer="xlm_roberta_spm", sizes={}, transformers=False,
     ),
     "roberta": _model(
         "RobertaModel", "roberta", _ROBERTA, tokenizer="roberta", sizes={}, pooling="mean_tokens", transformers=False
@@ -459,6 +519,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5_tied": _model(
         "T5ForConditionalGeneration", "t5", _T5 | {"n_positions": 128}, tokenizer="unigram", sizes={},
         transformers=False,
+    ),
+    "umt5": _model(
+        "UMT5ForConditionalGeneration", "umt5",
+        _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, tokenizer="unigram", sizes={},
+        transformers=False, more={"lm_head.weight": [40, 64]},
     ),
     "t5encoder": _model("T5EncoderModel", "t5", _T5, tokenizer="unigram", sizes={}, transformers=False),
     "afmoe": _model(

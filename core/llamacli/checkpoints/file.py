@@ -86,6 +86,8 @@ class CheckpointFile:
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
+        config["modules"] = folder.modules
+        config["generation"] = read_json(folder.path / "generation_config.json")
         self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
         configured = configured_keys(self._settings, checkpoint, self._config_path)

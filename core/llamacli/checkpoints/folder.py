@@ -107,12 +107,17 @@ class Folder:
             )
         raise ModelFormatError(f"{self.path}: no tensors: neither {_INDEX} nor model*.safetensors is there")
 
-    @property
-    def pooling(self) -> int | None:
-        """GGUF's number of the pooling that modules.json of sentence-transformers names."""
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Folders of modules.json of sentence-transformers, the first of each type."""
         content = self.path / "modules.json"
         modules = json.loads(content.read_text("utf-8")) if content.is_file() else []
-        found = next((module["path"] for module in modules if module["type"].endswith("Pooling")), None)
+        return {module["type"].rpartition(".")[2]: module["path"] for module in reversed(modules)}
+
+    @property
+    def pooling(self) -> int | None:
+        """GGUF's number of the pooling that modules.json names."""
+        found = self.modules.get("Pooling")
         if found is None:
             return None
         path = self.path / found / "config.json"

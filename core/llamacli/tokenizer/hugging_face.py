@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ _ADDED = ("bos", "eos", "sep")
 
 _PLAMO_EOT = 4
 """Token `<|plamo:op|>`, with which a turn begins."""
+_XLM_ROBERTA = "sentencepiece.bpe.model"
+_PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
+"""Classes of tokenizers that put a space before texts."""
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
@@ -53,8 +57,8 @@ def vocabulary_keys(
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
     Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
-    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model) and "scored"
-    (tokenizer.jsonl, PLaMo's tokens with scores).
+    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "xlm_roberta"
+    (sentencepiece.bpe.model, or Unigram of tokenizer.json) and "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -122,6 +126,10 @@ def _is_unigram(folder: Path) -> bool:
     return _unigram_path(folder) is not None
 
 
+def _is_xlm_roberta(folder: Path) -> bool:
+    return (folder / _XLM_ROBERTA).is_file() or _model(folder).get("type") == "Unigram"
+
+
 # --- vocabularies ----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +154,71 @@ def _unigram(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Key
     if isinstance(charsmap := normalizer.get(2), bytes) and charsmap:
         keys["tokenizer.ggml.precompiled_charsmap"] = bytearray(charsmap)
     return keys | special_keys(folder, n_vocab=size, merges=False)
+
+
+def _xlm_roberta(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Unigram that begins with <s>, <pad>, </s> and <unk>."""
+    if (path := folder / _XLM_ROBERTA).is_file():
+        pieces, spec = _realigned(path), read_spec(path, 3)
+        size = max(config.get("vocab_size") or 0, len(pieces) - 1)
+        pieces = (pieces + [_padding(i) for i in range(len(pieces) - 1, size - 1)])[:size]
+        prefix, spaces, charsmap = bool(spec.get(3, 1)), bool(spec.get(4, 1)), spec.get(2)
+    else:
+        content, settings = read_json(folder / "tokenizer.json"), _tokenizer_config(folder)
+        pieces = _unigram_pieces(folder, content)
+        size = max(config.get("vocab_size") or 0, len(pieces))
+        pieces += [_padding(i) for i in range(len(pieces), size)]
+        normalizer = content.get("normalizer") or {}
+        parts = [part.get("precompiled_charsmap") for part in (normalizer, *normalizer.get("normalizers", ()))]
+        charsmap = b64decode(next((part for part in parts if part), ""))
+        prefix = bool(settings.get("add_prefix_space", settings.get("tokenizer_class") in _PREFIXED))
+        spaces = bool(settings.get("clean_up_tokenization_spaces", False))
+    texts, scores, types = (list(column) for column in zip(*pieces, strict=True))
+    keys: Keys = {
+        "tokenizer.ggml.model": "t5", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_space_prefix": prefix, "tokenizer.ggml.remove_extra_whitespaces": spaces,
+        "tokenizer.ggml.token_type_count": int(config.get("type_vocab_size", 1)),
+    }  # fmt: skip
+    if isinstance(charsmap, bytes) and charsmap:
+        keys["tokenizer.ggml.precompiled_charsmap"] = bytearray(charsmap)
+    return keys | special_keys(folder, n_vocab=size, merges=False)
+
+
+def _padding(i: int) -> tuple[str | bytes, float, int]:
+    return f"[PAD{i}]", _UNUSED_SCORE, int(TokenKind.UNUSED)
+
+
+def _realigned(path: Path) -> list[tuple[str | bytes, float, int]]:
+    """Tokens of a sentencepiece.bpe.model, whose first three become four."""
+    first = [(text, 0.0, int(TokenKind.CONTROL)) for text in ("<s>", "<pad>", "</s>")]
+    others = [
+        (piece.text, piece.score, int(TokenKind.NORMAL) if piece.type == TokenKind.USER_DEFINED else piece.type)
+        for piece in read_sentencepiece(path)[3:]
+    ]
+    return [*first, ("<unk>", 0.0, int(TokenKind.UNKNOWN)), *others]
+
+
+def _unigram_pieces(folder: Path, content: Mapping[str, Any]) -> list[tuple[str | bytes, float, int]]:
+    """Tokens of tokenizer.json's Unigram."""
+    special, added = _named_special(folder), {i for i, _, _ in _added_tokens(folder, content)}
+    unknown = content["model"].get("unk_id", 3)
+    return [
+        (
+            text,
+            float(score),
+            int(
+                TokenKind.UNKNOWN
+                if i == unknown
+                else TokenKind.CONTROL
+                if text in special
+                else TokenKind.USER_DEFINED
+                if i in added
+                else TokenKind.NORMAL
+            ),
+        )
+        for i, (text, score) in enumerate(content["model"]["vocab"])
+    ]
 
 
 def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
@@ -277,6 +350,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
     "scored": (_is_scored, _scored),
+    "xlm_roberta": (_is_xlm_roberta, _xlm_roberta),
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
+import attrs
 import numpy as np
 
 from llamacli.plugin import PLUS_ONE, Checkpoint, Conversion, Settings, field, hookimpl
@@ -104,10 +105,64 @@ def _always_bos(kind: str, tokenizer: Settings, settings: Settings) -> dict[str,
     return {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True}
 
 
+def _suppressed(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    return _always_bos(kind, tokenizer, settings) | {
+        "tokenizer.ggml.suppress_tokens": settings["generation"].get("suppress_tokens")
+    }
+
+
 _READ_BY_PARSERS = (
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
 )  # fmt: skip
 """Special tokens of Gemma 4 that parsers of chats read."""
+
+_ASSISTANT = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "pre_projection": "nextn.pre_projection",
+    "post_projection": "nextn.post_projection",
+} | {
+    f"model.layers.{{}}.{name}": f"blk.{{}}.{target}"
+    for name, target in (
+        ("input_layernorm", "attn_norm"), ("layer_scalar", "layer_output_scale"), ("self_attn.q_proj", "attn_q"),
+        ("self_attn.q_norm", "attn_q_norm"), ("self_attn.o_proj", "attn_output"), ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"), ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
+    )
+}  # fmt: skip
+"""Names of a draft head's tensors, of which gguf 0.19 has no map."""
+
+_GEMMA3 = Checkpoint(
+    "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    {
+        "final_logit_softcapping": lambda settings: settings.get("final_logit_softcapping"),
+        "attention.sliding_window": _window,
+    },
+    {
+        "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "rms_norm_eps": 1e-6, "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+    },
+    ("sentencepiece", "bpe"), tokenizer=_space_prefix, convert=_CONVERT,
+)  # fmt: skip
+_GEMMA4 = Checkpoint(
+    "gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    {
+        "final_logit_softcapping": lambda settings: settings.get("final_logit_softcapping"),
+        "attention.sliding_window": field("sliding_window"), "attention.sliding_window_pattern": _slides,
+        "attention.shared_kv_layers": field("num_kv_shared_layers"), "attention.head_count_kv": _n_head_kv,
+        "attention.key_length": _full_width, "attention.value_length": _full_width,
+        "attention.key_length_swa": field("head_dim"), "attention.value_length_swa": field("head_dim"),
+        "rope.dimension_count": _full_width, "rope.dimension_count_swa": field("head_dim"),
+        "embedding_length_per_layer_input": lambda settings: settings.get("hidden_size_per_layer_input") or 0,
+        "expert_feed_forward_length": field("expert_intermediate_size", "moe_intermediate_size"),
+        "feed_forward_length": _n_ff,
+    },
+    {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_kv_shared_layers": 0},
+    ("ranked",), user_defined=_READ_BY_PARSERS, tokenizer=_always_bos, extra=_rope_freqs,
+    rename=((r"(\.layer_scalar|\.experts\.\w+_proj)$", r"\1.weight"),),
+    tensors={
+        "model.layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
+        "model.layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
+    },
+)  # fmt: skip
 
 CHECKPOINTS = (
     Checkpoint(
@@ -124,17 +179,10 @@ CHECKPOINTS = (
         _DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096},
         ("sentencepiece",), tokenizer=_space_prefix, drop=(r"^lm_head\.weight$",), convert=_CONVERT,
     ),
-    Checkpoint(
-        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        {
-            "final_logit_softcapping": lambda settings: settings.get("final_logit_softcapping"),
-            "attention.sliding_window": _window,
-        },
-        {
-            "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-            "rms_norm_eps": 1e-6, "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
-        },
-        ("sentencepiece", "bpe"), tokenizer=_space_prefix, convert=_CONVERT,
+    _GEMMA3,
+    attrs.evolve(
+        _GEMMA3, architecture="gemma-embedding", classes=("Gemma3TextModel",),
+        keys={**_GEMMA3.keys, "attention.sliding_window": field("sliding_window"), "pooling_type": field("pooling")},
     ),
     Checkpoint(
         "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
@@ -153,26 +201,16 @@ CHECKPOINTS = (
             ("token_embd.weight", "per_layer_token_embd.weight"), Conversion(_padded, _size)
         ),
     ),
-    Checkpoint(
-        "gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-        {
-            "final_logit_softcapping": lambda settings: settings.get("final_logit_softcapping"),
-            "attention.sliding_window": field("sliding_window"), "attention.sliding_window_pattern": _slides,
-            "attention.shared_kv_layers": field("num_kv_shared_layers"), "attention.head_count_kv": _n_head_kv,
-            "attention.key_length": _full_width, "attention.value_length": _full_width,
-            "attention.key_length_swa": field("head_dim"), "attention.value_length_swa": field("head_dim"),
-            "rope.dimension_count": _full_width, "rope.dimension_count_swa": field("head_dim"),
-            "embedding_length_per_layer_input": lambda settings: settings.get("hidden_size_per_layer_input") or 0,
-            "expert_feed_forward_length": field("expert_intermediate_size", "moe_intermediate_size"),
-            "feed_forward_length": _n_ff,
+    _GEMMA4,
+    attrs.evolve(_GEMMA4, classes=("Gemma4UnifiedForConditionalGeneration",), tokenizer=_suppressed),
+    attrs.evolve(
+        _GEMMA4, architecture="gemma4-assistant",
+        classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+        keys={
+            **_GEMMA4.keys, "embedding_length_out": field("backbone_hidden_size"),
+            "nextn_predict_layers": field("num_hidden_layers"),
         },
-        {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_kv_shared_layers": 0},
-        ("ranked",), user_defined=_READ_BY_PARSERS, tokenizer=_always_bos, extra=_rope_freqs,
-        rename=((r"(\.layer_scalar|\.experts\.\w+_proj)$", r"\1.weight"),),
-        tensors={
-            "model.layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
-            "model.layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
-        },
+        drop=(r"masked_embedding",), tensors=_ASSISTANT,
     ),
 )  # fmt: skip
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 from llamacli.plugin import SQUEEZED, Checkpoint, Settings, field, hookimpl
 
 LLAMACLI_API = 1
@@ -24,6 +26,11 @@ def _width(settings: Settings) -> int:
     return step * (-(-n_ff // step))
 
 
+def _output_width(settings: Settings) -> None:
+    if "Dense" in settings["modules"]:
+        raise ValueError("the layer Dense of modules.json is not read; take a GGUF file of the model")
+
+
 _KEYS: dict[str, Any] = {
     "vocab_size": field("vocab_size"), "shortconv.l_cache": field("conv_L_cache"), "attention.head_count_kv": _kv_heads,
     "attention.layer_norm_rms_epsilon": field("norm_eps", kind=float),
@@ -32,12 +39,17 @@ _DEFAULTS: dict[str, Any] = {"norm_eps": 1e-5, "conv_L_cache": 3, "rope_theta": 
 _CONVERT = {"shortconv.conv.weight": SQUEEZED}
 _PRE = ("lfm2", "llama-bpe")
 
+_LFM2 = Checkpoint(
+    "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM"), _KEYS | {"feed_forward_length": _width},
+    _DEFAULTS | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256},
+    pre=_PRE, convert=_CONVERT,
+)  # fmt: skip
+
 CHECKPOINTS = (
-    Checkpoint(
-        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM"),
-        _KEYS | {"feed_forward_length": _width},
-        _DEFAULTS | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256},
-        pre=_PRE, convert=_CONVERT,
+    _LFM2,
+    attrs.evolve(
+        _LFM2, classes=("Lfm2Model",), rename=((r"^", "model."),),
+        keys={**_LFM2.keys, "pooling_type": field("pooling"), "embedding_length_out": _output_width},
     ),
     Checkpoint(
         "lfm2moe", ("Lfm2MoeForCausalLM",),

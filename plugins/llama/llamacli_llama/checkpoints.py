@@ -48,6 +48,7 @@ def _of_rope(name: str) -> Callable[[Settings], float | None]:
 CHECKPOINTS = (
     _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM"),
     _decoder("LlamaModel"),
+    _decoder("LlamaBidirectionalModel", architecture="llama-embed"),
     _decoder(
         "SmolLM3ForCausalLM", architecture="smollm3", max_position_embeddings=32768, num_key_value_heads=4,
         rope_theta=2e6, head_dim=None,

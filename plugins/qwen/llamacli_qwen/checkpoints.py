@@ -95,8 +95,8 @@ CHECKPOINTS = (
         ("bpe",), _PRE, **_STACKED,
     ),
     Checkpoint(
-        "qwen3", ("Qwen3ForCausalLM", "StepVLForConditionalGeneration"), _POOLING, _DEFAULTS | {"head_dim": 128},
-        ("sentencepiece", "bpe"), _PRE,
+        "qwen3", ("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration"),
+        _POOLING, _DEFAULTS | {"head_dim": 128}, ("sentencepiece", "bpe"), _PRE,
     ),
     Checkpoint(
         "qwen3moe", ("Qwen3MoeForCausalLM",), _EXPERT_KEYS,

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of T5 and of its encoder."""
+"""Hugging Face checkpoints of T5, mT5, UMT5 and of T5's encoder."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,10 @@ _ENCODER = Checkpoint(
 CHECKPOINTS = (
     _ENCODER,
     attrs.evolve(
-        _ENCODER, architecture="t5", classes=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+        _ENCODER, architecture="t5", classes=(
+            "T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration",
+            "UMT5ForConditionalGeneration", "UMT5Model",
+        ),
         keys=_KEYS | {
             "decoder_block_count": field("num_decoder_layers"),
             "decoder_start_token_id": lambda settings: int(settings["decoder_start_token_id"]),
