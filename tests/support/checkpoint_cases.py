@@ -756,6 +756,15 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
         tensors=_glm_moe(),
     ),
+    "cogvlm": _case(
+        "CogVLMForCausalLM", "cogvlm_raw", {"num_key_value_heads": 4}, tokenizer="llama3",
+        without=r"self_attn\.[qkvo]_proj|\.mlp\.",
+        tensors={f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in (
+            ("self_attn.language_expert_query_key_value", (192, 64)), ("self_attn.language_expert_dense", (64, 64)),
+            ("self_attn.vision_expert_dense", (64, 64)), ("mlp.language_mlp.gate_proj", (96, 64)),
+            ("mlp.language_mlp.up_proj", (96, 64)), ("mlp.language_mlp.down_proj", (64, 96)))}
+        | {"model.vision.boi": (1, 1, 64)},
+    ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",
         {"padded_vocab_size": 320, "ffn_hidden_size": 96, "num_layers": 2, "num_hidden_layers": 2, "seq_length": 512,
