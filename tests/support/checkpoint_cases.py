@@ -744,6 +744,68 @@ def _neo() -> dict[str, tuple[int, ...]]:
     return found | {"decoder.weight": (96, 64), "decoder.bias": (96,)}
 
 
+_DBRX: dict[str, Any] = {
+    "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
+    "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+}  # fmt: skip
+
+
+def _dbrx() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with experts below each other."""
+    found: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (320, 64), "transformer.norm_f.weight": (64,)}
+    for i in range(2):
+        layer = f"transformer.blocks.{i}."
+        found |= {f"{layer}norm_attn_norm.norm_{n}.weight": (64,) for n in (1, 2)}
+        found |= {f"{layer}norm_attn_norm.attn.Wqkv.weight": (128, 64), f"{layer}ffn.router.layer.weight": (4, 64)}
+        found[f"{layer}norm_attn_norm.attn.out_proj.weight"] = (64, 64)
+        found |= {f"{layer}ffn.experts.mlp.{name}": (4 * 96, 64) for name in ("w1", "v1", "w2")}
+    return found | {"lm_head.weight": (320, 64)}
+
+
+def _codeshell() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers with biases."""
+    found: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (320, 64), "lm_head.weight": (320, 64)}
+    rows = {"attn.c_attn": (128, 64), "attn.c_proj": (64, 64), "mlp.c_fc": (256, 64), "mlp.c_proj": (64, 256)}
+    for i in range(2):
+        layer = f"transformer.h.{i}."
+        found |= {f"{layer}ln_{n}.{kind}": (64,) for n in (1, 2) for kind in ("weight", "bias")}
+        found |= {f"{layer}{name}.weight": shape for name, shape in rows.items()}
+        found |= {f"{layer}{name}.bias": shape[:1] for name, shape in rows.items()}
+    return found | {"transformer.ln_f.weight": (64,), "transformer.ln_f.bias": (64,)}
+
+
+_BAILING: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 1,
+    "norm_topk_prob": True, "first_k_dense_replace": 0, "rope_theta": 6e5,
+}  # fmt: skip
+_BAILING2 = _BAILING | {
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "n_group": 2,
+    "topk_group": 1,
+    "use_qk_norm": True,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def _bailing(*, second: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes of attention with one matrix, and of shared experts."""
+    found: dict[str, tuple[int, ...]] = {"model.word_embeddings.weight": (320, 64)}
+    for i in range(2):
+        attention, mlp = f"model.layers.{i}.attention.", f"model.layers.{i}.mlp."
+        found |= {f"{attention}query_key_value.weight": (128, 64), f"{attention}dense.weight": (64, 64)}
+        if second:
+            found |= {f"{attention}{name}_layernorm.weight": (16,) for name in ("query", "key")}
+        if second and not i:
+            found |= _network(mlp, 64, 96)
+            continue
+        found |= _network(f"{mlp}shared_experts.", 64, 32) | ({f"{mlp}gate.expert_bias": (4,)} if second else {})
+    return found
+
+
 _LAYERS = r"\.layers\."
 _EXAONE_NAMES = (
     ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
@@ -968,6 +1030,11 @@ CASES: dict[str, dict[str, Any]] = {
         "Ernie4_5ForCausalLM", "ernie4_5", {"head_dim": 32, "rope_theta": 5e5, "tie_word_embeddings": True},
         tokenizer="sentencepiece",
     ),
+    "paddleocr": _case(
+        "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_raw",
+        {"head_dim": 16, "rope_theta": 5e5, "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}},
+        tokenizer="sentencepiece", tensors={"mlp_AR.linear_1.weight": (64, 128), "visual.vision_model.x.bias": (32,)},
+    ),
     "cohere2": _case(
         "Cohere2ForCausalLM", "cohere2",
         {"logit_scale": 0.25, "sliding_window": 64, "rotary_pct": 1.0, "layer_norm_eps": 1e-5, "rope_theta": 5e4,
@@ -1000,6 +1067,29 @@ CASES: dict[str, dict[str, Any]] = {
         tensors=_network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
         | _exaone_predicting() | {"model.layers.1.mlp.gate.e_score_correction_bias": (4,)},
     ),
+    "dbrx": {
+        "architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "tokenizer": "llama3_merged",
+        "config": _DBRX, "shapes": _dbrx(), "differs": (r"ffn_gate_inp\.weight$",),
+    },
+    "dream": _case(
+        "DreamModel", "Dream", {"rope_theta": 1e6, "mask_token_id": 264, "max_position_embeddings": 2048},
+        tokenizer="qwen2", biases="qkv",
+    ),
+    "bailing": _case(
+        "BailingMoeForCausalLM", "bailing_moe", _BAILING | {"norm_head": True}, tokenizer="qwen2", pre="bailingmoe",
+        experts="qwen", without=r"self_attn|embed_tokens", tensors=_bailing(),
+    ),
+    "bailing2": _case(
+        "BailingMoeV2ForCausalLM", "bailing_moe_v2", _BAILING2 | {"partial_rotary_factor": 0.5}, tokenizer="qwen2",
+        pre="bailingmoe2", experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp",
+        tensors=_bailing(second=True),
+    ),
+    "codeshell": {
+        "architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "tokenizer": "gpt2",
+        "config": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "layer_norm_epsilon": 1e-5,
+                   "num_query_groups": 2, "vocab_size": 320, "n_inner": 256},
+        "shapes": _codeshell(),
+    },
     "arcee": _case(
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
     ),
@@ -1042,6 +1132,15 @@ CASES: dict[str, dict[str, Any]] = {
          "num_nextn_predict_layers": 1, "num_hidden_layers": 2},
         tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
         tensors=_glm_moe(),
+    ),
+    "cogvlm": _case(
+        "CogVLMForCausalLM", "cogvlm_raw", {"num_key_value_heads": 4}, tokenizer="llama3",
+        without=r"self_attn\.[qkvo]_proj|\.mlp\.",
+        tensors={f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in (
+            ("self_attn.language_expert_query_key_value", (192, 64)), ("self_attn.language_expert_dense", (64, 64)),
+            ("self_attn.vision_expert_dense", (64, 64)), ("mlp.language_mlp.gate_proj", (96, 64)),
+            ("mlp.language_mlp.up_proj", (96, 64)), ("mlp.language_mlp.down_proj", (64, 96)))}
+        | {"model.vision.boi": (1, 1, 64)},
     ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",

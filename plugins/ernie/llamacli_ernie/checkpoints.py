@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of ERNIE 4.5."""
+"""Hugging Face checkpoints of ERNIE 4.5 and PaddleOCR-VL."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +28,10 @@ _RENAME = ((r"^ernie\.", "model."),)
 CHECKPOINTS = (
     Checkpoint(
         "ernie4_5", ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), {}, _DEFAULTS, ("sentencepiece",),
+        tokenizer=_space_prefix, rename=_RENAME,
+    ),
+    Checkpoint(
+        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), {}, _DEFAULTS, ("sentencepiece",),
         tokenizer=_space_prefix, rename=_RENAME,
     ),
     Checkpoint(

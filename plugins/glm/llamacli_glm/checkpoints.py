@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of ChatGLM, GLM-4 and GLM-4.5 to 4.7."""
+"""Hugging Face checkpoints of ChatGLM, CogVLM, GLM-4 and GLM-4.5 to 4.7."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +47,12 @@ _DENSE = dict.fromkeys(("eos", "unk", "bos"), "<|endoftext|>") | {"eot": "<|user
 _MIXTURE = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
 
 CHECKPOINTS = (
+    Checkpoint(
+        "cogvlm", ("CogVLMForCausalLM",),
+        {"vocab_size": lambda settings: settings["vocab_size"],
+         "rope.dimension_count": lambda settings: settings["hidden_size"] // settings["num_attention_heads"]},
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}, ("sentencepiece", "bpe"), ("llama-bpe",),
+    ),
     Checkpoint(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration", "GlmForCausalLM"),
         {

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of GPT-2, GPT-NeoX, BLOOM, Falcon, MPT, StarCoder and StableLM."""
+"""Hugging Face checkpoints of GPT-2, GPT-NeoX, BLOOM, Falcon, StarCoder and kin."""
 
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +98,13 @@ CHECKPOINTS = (
         {"context_length": field("n_positions"), "feed_forward_length": _networks("n_embd"),
          "attention.head_count_kv": 1},
         {"layer_norm_epsilon": 1e-5}, pre=("starcoder", "refact", "gpt-2"),
+    ),
+    Checkpoint(
+        "codeshell", ("CodeShellForCausalLM",),
+        {"context_length": field("n_positions"), "feed_forward_length": _networks("n_embd"),
+         "attention.head_count_kv": field("num_query_groups"), "rope.freq_base": 10000.0,
+         "rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        {"layer_norm_epsilon": 1e-5, "num_query_groups": 8}, pre=("codeshell", "gpt-2"),
     ),
     Checkpoint(
         "starcoder2", ("Starcoder2ForCausalLM",), {}, {"norm_epsilon": 1e-5, "rope_theta": 10000.0},

@@ -1,9 +1,19 @@
-"""Hugging Face checkpoints of Llama, Mistral, Mixtral, Trinity and relatives."""
+"""Hugging Face checkpoints of Llama, Mistral, DBRX, Trinity and relatives."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, head_dim, hookimpl, rope_of, wavelength_factors
+from llamacli.plugin import (
+    INTERLEAVED,
+    Checkpoint,
+    Conversion,
+    Settings,
+    field,
+    head_dim,
+    hookimpl,
+    rope_of,
+    wavelength_factors,
+)
 
 LLAMACLI_API = 1
 
@@ -45,6 +55,26 @@ def _of_rope(name: str) -> Callable[[Settings], float | None]:
     return lambda settings: None if (value := rope_of(settings).get(name)) is None else float(value)
 
 
+def _part(config: str, name: str, kind: type = int) -> Callable[[Settings], Any]:
+    """Value of a field inside a field of config.json."""
+    return lambda settings: None if (value := settings[config].get(name)) is None else kind(value)
+
+
+def _experts(shape: tuple[int, ...], settings: Settings) -> tuple[int, int, int]:
+    """Shape of DBRX's experts, which are stored below each other."""
+    ffn, n_embd = settings["ffn_config"], settings["d_model"]
+    n_expert, n_ff = ffn["moe_num_experts"], ffn["ffn_hidden_size"]
+    if shape != (n_expert * n_ff, n_embd):
+        raise ValueError(f"shape {shape}, expected {(n_expert * n_ff, n_embd)}")
+    return n_expert, n_ff, n_embd
+
+
+_EXPERTS = Conversion(lambda array, settings: array.reshape(_experts(array.shape, settings)), _experts)
+_DOWN = Conversion(
+    lambda array, settings: array.reshape(_experts(array.shape, settings)).swapaxes(1, 2),
+    lambda shape, settings: tuple(_experts(shape, settings)[i] for i in (0, 2, 1)),
+)
+
 CHECKPOINTS = (
     _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM"),
     _decoder("LlamaModel"),
@@ -75,6 +105,20 @@ CHECKPOINTS = (
         },
         DEFAULTS | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 262144},
         VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED, extra=wavelength_factors("llama3"),
+    ),
+    Checkpoint(
+        "dbrx", ("DbrxForCausalLM",),
+        {
+            "context_length": field("max_seq_len"), "embedding_length": field("d_model"),
+            "feed_forward_length": _part("ffn_config", "ffn_hidden_size"),
+            "attention.head_count_kv": _part("attn_config", "kv_n_heads"),
+            "attention.clamp_kqv": _part("attn_config", "clip_qkv", float),
+            "rope.freq_base": _part("attn_config", "rope_theta", float), "attention.layer_norm_epsilon": 1e-5,
+            "expert_count": _part("ffn_config", "moe_num_experts"),
+            "expert_used_count": _part("ffn_config", "moe_top_k"),
+        },
+        pre=("dbrx",), rename=((r"(\.experts\.mlp\.\w+)$", r"\1.weight"),),
+        convert={"ffn_gate_exps.weight": _EXPERTS, "ffn_up_exps.weight": _EXPERTS, "ffn_down_exps.weight": _DOWN},
     ),
     Checkpoint(
         "afmoe", ("AfmoeForCausalLM",),

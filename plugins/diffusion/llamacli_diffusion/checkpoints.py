@@ -1,0 +1,22 @@
+"""Hugging Face checkpoints of Dream."""
+
+from collections.abc import Callable
+
+from llamacli.plugin import Checkpoint, field, hookimpl
+
+LLAMACLI_API = 1
+
+DREAM = Checkpoint(
+    "dream",
+    ("DreamModel",),
+    {"attention.causal": False, "pooling_type": field("pooling")},
+    {"num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+    ("sentencepiece", "bpe"),
+    ("qwen2",),
+)
+
+
+@hookimpl
+def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
+    """Register the layout."""
+    register(DREAM)
