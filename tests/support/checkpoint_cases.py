@@ -382,6 +382,14 @@ def _gptoss(*, packed: bool) -> dict[str, tuple[int, ...]]:
 _GLM_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
 
 
+_GLM_MOE: dict[str, Any] = {
+    "head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    "num_nextn_predict_layers": 1, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
 def _glm_moe() -> dict[str, tuple[int, ...]]:
     """Shapes of a dense layer, shared experts and a prediction layer."""
     sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
@@ -632,12 +640,18 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "glm4moe": _case(
         "Glm4MoeForCausalLM", "glm4_moe",
-        {"head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
-         "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
-         "num_nextn_predict_layers": 1, "num_hidden_layers": 2},
-        tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
+        _GLM_MOE, tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
         tensors=_glm_moe(),
+    ),
+    "glm45v": _case(
+        "Glm4vMoeForConditionalGeneration", "glm4v_moe",
+        {"text_config": SIZES | _GLM_MOE | {"model_type": "glm4v_moe_text", "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}}},
+        tokenizer="glm",
+        shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
+            decoder_shapes(SIZES | _GLM_MOE, biases="qkv", qk_norm=32, experts="qwen") | _glm_moe()).items()
+            if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
+        | {"model.visual.post_layernorm.weight": (32,)},
     ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",
