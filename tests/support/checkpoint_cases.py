@@ -577,6 +577,9 @@ CASES: dict[str, dict[str, Any]] = {
          "logits_scaling": 8.0, "rope_theta": 1e4},
         tokenizer="gpt2",
     ),
+    "maincoder": _case(
+        "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
+    ),
     "olmo2": _case(
         "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
         norms=_SANDWICH[1::2], qk_norm=64,

@@ -76,6 +76,7 @@ CHECKPOINTS = (
          "rope_theta": 10000.0},
         pre=("seed-coder", "qwen2"),
     ),
+    Checkpoint("maincoder", ("MaincoderForCausalLM",), {"rope.dimension_count": field("head_dim")}),
     _decoder("MistralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8),
     _decoder(
         "MixtralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8,
