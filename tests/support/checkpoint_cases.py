@@ -439,6 +439,14 @@ def _gptoss(*, packed: bool) -> dict[str, tuple[int, ...]]:
 _GLM_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
 
 
+_GLM_MOE: dict[str, Any] = {
+    "head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    "num_nextn_predict_layers": 1, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
 def _glm_moe() -> dict[str, tuple[int, ...]]:
     """Shapes of a dense layer, shared experts and a prediction layer."""
     sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
@@ -926,6 +934,29 @@ CASES: dict[str, dict[str, Any]] = {
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
         tokenizer="sentencepiece", fp8=True,
     ),
+    "llava": _case(
+        "LlavaForConditionalGeneration", "llava",
+        {"head_dim": 32, "text_config": SIZES | {"model_type": "mistral", "head_dim": 32, "rope_theta": 1e9},
+         "vision_config": {"model_type": "pixtral", "hidden_size": 32}},
+        tokenizer="sentencepiece",
+        renamed=(("model.", "language_model.model."), ("lm_head", "language_model.lm_head")),
+        tensors={"vision_tower.ln_pre.weight": (32,), "multi_modal_projector.linear_1.weight": (64, 32)},
+    ),
+    "smolvlm": _case(
+        "SmolVLMForConditionalGeneration", "smolvlm",
+        {"text_config": SIZES | {"model_type": "llama", "architectures": ["VLlama3ForCausalLM"], "rope_theta": 1e5}},
+        tokenizer="sentencepiece",
+        renamed=(("model.", "model.text_model."),),
+        tensors={"model.vision_model.post_layernorm.weight": (32,),
+                 "model.connector.modality_projection.proj.weight": (64, 32)},
+    ),
+    "janus": _case(
+        "JanusForConditionalGeneration", "janus",
+        {"text_config": SIZES | {"model_type": "llama", "rope_theta": 1e4}},
+        tokenizer="llama3", renamed=(("model.", "model.language_model."),),
+        tensors={"model.vision_model.post_layernorm.weight": (32,), "model.aligner.fc1.weight": (64, 32),
+                 "model.vqmodel.quantize.embedding.weight": (32, 8), "model.generation_head.proj_out.weight": (64, 64)},
+    ),
     "qwen3moe_fp8": _case(
         "Qwen3MoeForCausalLM", "qwen3_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "rope_theta": 1e6, "head_dim": 32,
@@ -1011,6 +1042,9 @@ CASES: dict[str, dict[str, Any]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
          "mask_token_id": 266},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
+    "maincoder": _case(
+        "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
     ),
     "olmo2": _case(
         "Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 4, "rope_theta": 5e5}, tokenizer="llama3_merged",
@@ -1126,11 +1160,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "glm4moe": _case(
         "Glm4MoeForCausalLM", "glm4_moe",
-        {"head_dim": 32, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "n_routed_experts": 4, "num_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
-         "routed_scaling_factor": 1.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
-         "num_nextn_predict_layers": 1, "num_hidden_layers": 2},
-        tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
+        _GLM_MOE, tokenizer="glm", biases="qkv", qk_norm=32, experts="qwen", without=r"layers\.0\.mlp\.",
         tensors=_glm_moe(),
     ),
     "cogvlm": _case(
@@ -1141,6 +1171,16 @@ CASES: dict[str, dict[str, Any]] = {
             ("self_attn.vision_expert_dense", (64, 64)), ("mlp.language_mlp.gate_proj", (96, 64)),
             ("mlp.language_mlp.up_proj", (96, 64)), ("mlp.language_mlp.down_proj", (64, 96)))}
         | {"model.vision.boi": (1, 1, 64)},
+    ),
+    "glm45v": _case(
+        "Glm4vMoeForConditionalGeneration", "glm4v_moe",
+        {"text_config": SIZES | _GLM_MOE | {"model_type": "glm4v_moe_text", "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}}},
+        tokenizer="glm",
+        shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
+            decoder_shapes(SIZES | _GLM_MOE, biases="qkv", qk_norm=32, experts="qwen") | _glm_moe()).items()
+            if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
+        | {"model.visual.post_layernorm.weight": (32,)},
     ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",

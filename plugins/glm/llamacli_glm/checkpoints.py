@@ -76,7 +76,7 @@ CHECKPOINTS = (
         pre=("glm4", "chatglm-bpe"), tokenizer=_special(**_DENSE),
     ),
     Checkpoint(
-        "glm4moe", ("Glm4MoeForCausalLM",),
+        "glm4moe", ("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
         {
             "rope.dimension_count": _rope_dims,
             "block_count": lambda settings: settings["num_hidden_layers"] + settings.get("num_nextn_predict_layers", 0),

@@ -42,11 +42,16 @@ PRE = ("llama-bpe", "smaug-bpe", "gpt-2", "qwen2")
 VOCABULARY = ("sentencepiece", "byte_fallback", "bpe")
 
 
-def _decoder(*classes: str, architecture: str = "llama", **defaults: Any) -> Checkpoint:
+def _decoder(
+    *classes: str,
+    architecture: str = "llama",
+    rename: tuple[tuple[str, str], ...] = (),
+    drop: tuple[str, ...] = (),
+    **defaults: Any,
+) -> Checkpoint:
     return Checkpoint(
-        architecture, classes, KEYS, DEFAULTS | defaults, VOCABULARY, PRE, tokenizer_keys, convert=INTERLEAVED,
-        extra=wavelength_factors("llama3"), rename=((r"^(?!model\.|lm_head)",
-        "model."),) if classes == ("LlamaModel",) else (),
+        architecture, classes, KEYS, DEFAULTS | defaults, VOCABULARY, PRE, tokenizer_keys, drop, rename,
+        convert=INTERLEAVED, extra=wavelength_factors("llama3"),
     )  # fmt: skip
 
 
@@ -77,8 +82,18 @@ _DOWN = Conversion(
 
 CHECKPOINTS = (
     _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM"),
-    _decoder("LlamaModel"),
+    _decoder("LlamaModel", rename=((r"^(?!model\.|lm_head)", "model."),)),
     _decoder("LlamaBidirectionalModel", architecture="llama-embed"),
+    _decoder(
+        "LlavaForConditionalGeneration", "VoxtralForConditionalGeneration", "VLlama3ForCausalLM",
+        "SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration",
+        rename=((r"text_model\.", ""),), hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+        num_attention_heads=32,
+    ),
+    _decoder(
+        "JanusForConditionalGeneration", drop=(r"^model\.(aligner|vqmodel|generation_\w+)\.",),
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+    ),
     _decoder(
         "SmolLM3ForCausalLM", architecture="smollm3", max_position_embeddings=32768, num_key_value_heads=4,
         rope_theta=2e6, head_dim=None,
@@ -92,6 +107,7 @@ CHECKPOINTS = (
          "rope_theta": 10000.0},
         pre=("seed-coder", "qwen2"),
     ),
+    Checkpoint("maincoder", ("MaincoderForCausalLM",), {"rope.dimension_count": field("head_dim")}),
     _decoder("MistralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8),
     _decoder(
         "MixtralForCausalLM", max_position_embeddings=131072, num_key_value_heads=8,
