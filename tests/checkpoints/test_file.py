@@ -214,6 +214,13 @@ def test_dense_layers_of_embeddings(tmp_path: Path, plugins: Plugins) -> None:
     expect(folder, plugins, "embedding_length_out", "Dense of modules.json is not read")
 
 
+@pytest.mark.parametrize("content", ["[", "[{}]", "[1]", '[{"type": 1, "path": ""}]', "3"])
+def test_a_damaged_list_of_modules_is_named(content: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "bert")
+    (folder / "modules.json").write_text(content)
+    expect(folder, plugins, "modules.json: no list of modules, each with type and path")
+
+
 def test_remote_code(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "qwen2")
     edited(folder, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_own.Own"})

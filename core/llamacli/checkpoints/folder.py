@@ -110,9 +110,12 @@ class Folder:
     @cached_property
     def modules(self) -> dict[str, str]:
         """Folders of modules.json of sentence-transformers, the first of each type."""
-        content = self.path / "modules.json"
-        modules = json.loads(content.read_text("utf-8")) if content.is_file() else []
-        return {module["type"].rpartition(".")[2]: module["path"] for module in reversed(modules)}
+        path = self.path / "modules.json"
+        try:
+            modules = json.loads(path.read_text("utf-8")) if path.is_file() else []
+            return {module["type"].rpartition(".")[2]: module["path"] for module in reversed(modules)}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelFormatError(f"{path}: no list of modules, each with type and path: {error!r}") from error
 
     @property
     def pooling(self) -> int | None:
