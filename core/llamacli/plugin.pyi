@@ -70,6 +70,7 @@ from llamacli.blocks.state_space import SelectiveScan as SelectiveScan
 
 # Hugging Face checkpoints
 from llamacli.checkpoints.factors import head_dim as head_dim
+from llamacli.checkpoints.factors import n_blocks as n_blocks
 from llamacli.checkpoints.factors import wavelength_factors as wavelength_factors
 from llamacli.checkpoints.keys import rope_of as rope_of
 from llamacli.checkpoints.layout import INTERLEAVED as INTERLEAVED

@@ -11,6 +11,7 @@ import pytest
 import checkpoint_cases as cases
 import gguf
 from llamacli import load_model
+from llamacli.chat.template import ChatTemplate
 from llamacli.checkpoints.file import TensorNameMap
 from llamacli.conversion import file_type, unchanged, write
 from llamacli.errors import ModelFormatError, UnknownArchitectureError
@@ -308,3 +309,12 @@ def test_names_of_one_architecture_are_not_those_of_others() -> None:
     for arch in gguf.MODEL_ARCH_NAMES:
         TensorNameMap(arch, 1)
     assert TensorNameMap(gguf.MODEL_ARCH.LLAMA, 1).get_name(name) == before == "blk.0.ffn_norm"
+
+
+def test_templates_of_folders_for_sound_are_of_chats(tmp_path: Path, plugins: Plugins) -> None:
+    with load_model(cases.write_checkpoint(tmp_path, "qwen3asr"), plugins=plugins) as model:
+        template = ChatTemplate(model.metadata["tokenizer.chat_template"], model.tokenizer)
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b\n"}]
+    said = "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb\n<|im_end|>\n"
+    assert template.render(messages).text == said
+    assert template.render(messages, add_generation_prompt=True).text == f"{said}<|im_start|>assistant\n"

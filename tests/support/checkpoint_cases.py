@@ -996,6 +996,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3asr": {
         "architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr", "tokenizer": "qwen2",
+        "differs": (r"^tokenizer\.chat_template$",),
         "config": {"thinker_config": {"text_config": SIZES | {
             "head_dim": 32, "rope_theta": 1e6, "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]}}}},
         "shapes": _inside(

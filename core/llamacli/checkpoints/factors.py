@@ -14,6 +14,11 @@ from llamacli.checkpoints.layout import Settings
 Factors = Mapping[str, npt.NDArray[np.float32]]
 
 
+def n_blocks(settings: Settings) -> int:
+    """Number of blocks, with those for multi-token prediction."""
+    return int(settings["num_hidden_layers"] + (settings.get("num_nextn_predict_layers") or 0))
+
+
 def head_dim(settings: Settings) -> int:
     """Width of a head, by default a share of the hidden size."""
     return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])

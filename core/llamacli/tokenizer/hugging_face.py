@@ -32,9 +32,7 @@ _IDS = {
 _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
-_PLAMO_EOT = 4
-"""Token `<|plamo:op|>`, with which a turn begins."""
-_XLM_ROBERTA = "sentencepiece.bpe.model"
+_FAIRSEQ = "sentencepiece.bpe.model"
 _PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
 
@@ -57,7 +55,7 @@ def vocabulary_keys(
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
     Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
-    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "xlm_roberta"
+    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "fairseq"
     (sentencepiece.bpe.model, or Unigram of tokenizer.json) and "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
@@ -126,8 +124,8 @@ def _is_unigram(folder: Path) -> bool:
     return _unigram_path(folder) is not None
 
 
-def _is_xlm_roberta(folder: Path) -> bool:
-    return (folder / _XLM_ROBERTA).is_file() or _model(folder).get("type") == "Unigram"
+def _is_fairseq(folder: Path) -> bool:
+    return (folder / _FAIRSEQ).is_file() or _model(folder).get("type") == "Unigram"
 
 
 # --- vocabularies ----------------------------------------------------------------------------------------------------
@@ -156,9 +154,9 @@ def _unigram(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Key
     return keys | special_keys(folder, n_vocab=size, merges=False)
 
 
-def _xlm_roberta(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
-    """Unigram that begins with <s>, <pad>, </s> and <unk>."""
-    if (path := folder / _XLM_ROBERTA).is_file():
+def _fairseq(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Unigram with the first ids of fairseq: <s>, <pad>, </s> and <unk>."""
+    if (path := folder / _FAIRSEQ).is_file():
         pieces, spec = _realigned(path), read_spec(path, 3)
         size = max(config.get("vocab_size") or 0, len(pieces) - 1)
         pieces = (pieces + [_padding(i) for i in range(len(pieces) - 1, size - 1)])[:size]
@@ -281,7 +279,7 @@ def _scored(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys
         "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(1, n_more + 1)],
         "tokenizer.ggml.scores": scores + [_ADDED_SCORE] * n_more,
         "tokenizer.ggml.token_type": types + [int(TokenKind.UNUSED)] * n_more,
-        "tokenizer.ggml.eot_token_id": _PLAMO_EOT, "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_space_prefix": False,
     }  # fmt: skip
     settings = _tokenizer_config(folder)
     texts = {kind: _content(settings.get(f"{kind}_token")) for kind in ("bos", "eos", "pad", "sep", "unk")}
@@ -350,7 +348,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
     "scored": (_is_scored, _scored),
-    "xlm_roberta": (_is_xlm_roberta, _xlm_roberta),
+    "fairseq": (_is_fairseq, _fairseq),
 }
 
 

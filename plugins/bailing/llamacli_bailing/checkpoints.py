@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
 
 LLAMACLI_API = 1
 
@@ -47,18 +47,6 @@ _KEYS: dict[str, Any] = {
     "vocab_size": field("vocab_size"), "expert_feed_forward_length": field("moe_intermediate_size"),
     "expert_shared_count": field("num_shared_experts"), "expert_weights_norm": field("norm_topk_prob", kind=bool),
 }  # fmt: skip
-_SECOND = Checkpoint(
-    "bailingmoe2", ("BailingMoeV2ForCausalLM",),
-    _KEYS | {
-        "block_count":
-        lambda settings: settings["num_hidden_layers"] + (settings.get("num_nextn_predict_layers") or 0),
-        "nextn_predict_layers": field("num_nextn_predict_layers"), "rope.dimension_count": _rope_dims,
-        "expert_shared_feed_forward_length": lambda settings: settings.get("moe_shared_expert_intermediate_size")
-        or settings["moe_intermediate_size"] * settings["num_shared_experts"],
-        "expert_weights_scale": field("routed_scaling_factor", kind=float),
-    },
-    pre=("bailingmoe2",), rename=((r"\.expert_bias$", ".expert_bias.bias"),),
-)  # fmt: skip
 
 CHECKPOINTS = (
     Checkpoint(
@@ -69,7 +57,17 @@ CHECKPOINTS = (
         convert={f"attn_{name}.weight": _part(f"attn_{name}.weight", i) for i, name in enumerate("qkv")}
         | {"output.weight": Conversion(_normalized, computes=True)},
     ),
-    _SECOND,
+    Checkpoint(
+        "bailingmoe2", ("BailingMoeV2ForCausalLM",),
+        _KEYS | {
+            "block_count": n_blocks,
+            "nextn_predict_layers": field("num_nextn_predict_layers"), "rope.dimension_count": _rope_dims,
+            "expert_shared_feed_forward_length": lambda settings: settings.get("moe_shared_expert_intermediate_size")
+            or settings["moe_intermediate_size"] * settings["num_shared_experts"],
+            "expert_weights_scale": field("routed_scaling_factor", kind=float),
+        },
+        pre=("bailingmoe2",), rename=((r"\.expert_bias$", ".expert_bias.bias"),),
+    ),
 )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ _NOMIC_EXPERTS = Checkpoint(
     "nomic-bert-moe", ("NomicBertModel",),
     _KEYS | {"context_length": _context, "moe_every_n_layers": field("moe_every_n_layers"),
              "expert_used_count": field("moe_top_k")},
-    vocabulary=("xlm_roberta", "wordpiece"), pre=("bert-bge",), drop=(r"\.experts\.bias$", *_DROP),
+    vocabulary=("fairseq", "wordpiece"), pre=("bert-bge",), drop=(r"\.experts\.bias$", *_DROP),
     rename=((r"(\.experts\.mlp\.w[12])$", r"\1.weight"), *_RENAME),
     convert={
         "ffn_up_exps.weight": Conversion(
@@ -107,7 +107,7 @@ CHECKPOINTS = (
     ),
     attrs.evolve(
         _BERT, classes=("XLMRobertaModel", "XLMRobertaForSequenceClassification"), defaults=_DEFAULTS,
-        vocabulary=("xlm_roberta",), keys=_ROBERTA_KEYS, convert=_CHOPPED, rename=_labelled(*_RENAME),
+        vocabulary=("fairseq",), keys=_ROBERTA_KEYS, convert=_CHOPPED, rename=_labelled(*_RENAME),
     ),
     Checkpoint(
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), _KEYS, _DEFAULTS | {"type_vocab_size": 2},

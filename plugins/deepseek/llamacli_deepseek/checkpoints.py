@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, rope_of
+from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
 
 LLAMACLI_API = 1
 
@@ -47,8 +47,7 @@ def _values(array: Any, settings: Settings) -> Any:
 
 def _left_out(settings: Settings) -> tuple[str, ...]:
     """Blocks for multi-token prediction, and a tied output."""
-    n_layer, n_more = settings["num_hidden_layers"], settings.get("num_nextn_predict_layers") or 0
-    blocks = tuple(rf"^model\.layers\.{i}\." for i in range(n_layer, n_layer + n_more))
+    blocks = tuple(rf"^model\.layers\.{i}\." for i in range(settings["num_hidden_layers"], n_blocks(settings)))
     return blocks + ((r"lm_head\.weight$",) if settings.get("tie_word_embeddings") else ())
 
 
@@ -121,8 +120,7 @@ CHECKPOINTS = (
     attrs.evolve(
         _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
         keys=dict(_LATENT.keys) | {
-            "block_count":
-            lambda settings: settings["num_hidden_layers"] + (settings.get("num_nextn_predict_layers") or 0),
+            "block_count": n_blocks,
             "nextn_predict_layers": field("num_nextn_predict_layers"),
             "attention.indexer.head_count": field("index_n_heads"),
             "attention.indexer.key_length": field("index_head_dim"),

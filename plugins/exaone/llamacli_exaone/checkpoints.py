@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Settings, field, hookimpl, rope_of, wavelength_factors
+from llamacli.plugin import Checkpoint, Settings, field, hookimpl, n_blocks, rope_of, wavelength_factors
 
 LLAMACLI_API = 1
 
@@ -52,7 +52,7 @@ _KEYS: dict[str, Any] = {
     "attention.sliding_window_pattern": _pattern,
 }  # fmt: skip
 _PREDICTION_KEYS: dict[str, Any] = {
-    "block_count": lambda settings: settings["num_hidden_layers"] + _predicting(settings),
+    "block_count": n_blocks,
     "nextn_predict_layers": lambda settings: _predicting(settings) or None,
 }
 _DEFAULTS: dict[str, Any] = {

@@ -41,8 +41,13 @@ def _yarn(settings: Settings) -> dict[str, Any] | None:
             "original_max_position_embeddings": int(settings["initial_context_length"])}  # fmt: skip
 
 
-def _without_template(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
-    return {"tokenizer.chat_template": None}
+def _begins_turns(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Id of `<|plamo:op|>`, which begins a turn, as the end of one."""
+    return {"tokenizer.ggml.eot_token_id": 4}
+
+
+def _without_template(*given: Any) -> dict[str, Any]:
+    return _begins_turns(*given) | {"tokenizer.chat_template": None}
 
 
 CHECKPOINTS = (
@@ -71,7 +76,7 @@ CHECKPOINTS = (
             "vocab_size": field("vocab_size"), "attention.sliding_window": field("window_size", "sliding_window"),
             "attention.sliding_window_pattern": field("sliding_window_pattern"),
         },
-        {"rope_scaling": _yarn}, vocabulary=("scored",),
+        {"rope_scaling": _yarn}, vocabulary=("scored",), tokenizer=_begins_turns,
         convert=_NORMS | {"attn_q_norm.weight": PLUS_ONE, "attn_k_norm.weight": PLUS_ONE},
     ),
 )  # fmt: skip

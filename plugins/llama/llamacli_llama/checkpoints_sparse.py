@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.plugin import PLUS_ONE, Checkpoint, Settings, field, hookimpl, rope_of, wavelength_factors
+from llamacli.plugin import PLUS_ONE, Checkpoint, Settings, field, hookimpl, n_blocks, rope_of, wavelength_factors
 
 LLAMACLI_API = 1
 
@@ -53,13 +53,9 @@ def _mimo_names(settings: Settings) -> tuple[tuple[str, str], ...]:
 # --- Step 3.5 ---
 
 
-def _n_block(settings: Settings) -> int:
-    return int(settings["num_hidden_layers"] + (settings.get("num_nextn_predict_layers") or 0))
-
-
 def _is_sliding(settings: Settings) -> list[bool]:
     """Kinds of layers; ValueError where they rotate other shares of heads."""
-    kinds = [*(settings.get("layer_types") or ()), *["full_attention"] * _n_block(settings)][: _n_block(settings)]
+    kinds = [*(settings.get("layer_types") or ()), *["full_attention"] * n_blocks(settings)][: n_blocks(settings)]
     found = [kind == "sliding_attention" for kind in kinds]
     shares = settings.get("partial_rotary_factors") or ()
     if any(share != (1.0 if sliding else 0.5) for share, sliding in zip(shares, found, strict=False)):
@@ -79,7 +75,7 @@ def _limits(name: str) -> Callable[[Settings], list[float] | None]:
     def by_layer(settings: Settings) -> list[float] | None:
         if (limits := settings.get(name)) is None:
             return None
-        return [float(limit or 0) for limit in [*limits, *[0] * _n_block(settings)][: _n_block(settings)]]
+        return [float(limit or 0) for limit in [*limits, *[0] * n_blocks(settings)][: n_blocks(settings)]]
 
     return by_layer
 
@@ -130,7 +126,7 @@ CHECKPOINTS = (
     Checkpoint(
         "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
         {
-            "block_count": _n_block, "nextn_predict_layers": field("num_nextn_predict_layers"),
+            "block_count": n_blocks, "nextn_predict_layers": field("num_nextn_predict_layers"),
             "attention.head_count": _heads("num_attention_heads"),
             "attention.head_count_kv": _heads("num_attention_groups"),
             "attention.sliding_window": field("sliding_window"), "attention.sliding_window_pattern": _is_sliding,

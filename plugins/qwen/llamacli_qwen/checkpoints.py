@@ -69,9 +69,8 @@ def _chat_ends(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, 
 
 
 _CHATML = (
-    "{% for message in messages %}"
-    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Template of Qwen3-ASR's files; that of its folder is for sound."""
 _POOLING = {"pooling_type": field("pooling")}
