@@ -130,7 +130,7 @@ def reason_of(error: BaseException) -> str:
 
 _NO_MEMORY = (
     "failed to map segment", "annot allocate memory", "can't start new thread", "load shared object file",
-    "built-in function compile> returned NULL",
+    "returned NULL without setting an exception",
 )  # fmt: skip
 """Parts of errors about threads, libraries and modules for which there is no memory."""
 
