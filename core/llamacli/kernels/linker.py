@@ -15,14 +15,11 @@ from typing import Any
 from llvmlite import binding
 
 from llamacli.kernels.deferred import import_numba
-from llamacli.util.memory import expect_free
+from llamacli.util.memory import LLVM_BYTES, expect_free
 
 _HEADER = struct.Struct("<4sB3x32xQ10xHH")
 _SECTION = struct.Struct("<4xI16xQQI12xQ")
 _SYMBOL = struct.Struct("<IBxHQQ")
-
-_SPARE = 4 << 20
-"""Bytes of address space, besides the code's, that LLVM finds free when it links."""
 
 FAILED = "llamacli_report_failure"
 """Symbol of the function that wrappers call after an exception, with the name of the code."""
@@ -62,7 +59,7 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     engine = _engine()  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
-    expect_free(4 * len(code) + _SPARE, f"to link {len(code)} bytes of a kernel")
+    expect_free(4 * len(code) + LLVM_BYTES, f"to link {len(code)} bytes of a kernel")
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(symbol) or None
@@ -93,7 +90,7 @@ def _report_failure(name: bytes) -> None:
 
 @functools.cache
 def _engine() -> Any:
-    expect_free(_SPARE, "to link kernels")
+    expect_free(LLVM_BYTES, "to link kernels")
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)

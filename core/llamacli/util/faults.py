@@ -26,15 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import FileChangedError
-from llamacli.util.memory import expect_free
+from llamacli.util.memory import LLVM_BYTES, expect_free
 
 _log = logging.getLogger(__name__)
 
 _SLOTS = 1024
 """Mappings that are watched at once; the files of further ones are compared only."""
-
-_SPARE = 4 << 20
-"""Bytes of address space that LLVM finds free when it compiles the handler; it ends the process without."""
 
 _START, _END, _FAULT = range(3)
 
@@ -196,7 +193,7 @@ def _installed() -> npt.NDArray[np.int64] | None:
         return None
     from llvmlite import binding
 
-    expect_free(_SPARE, "to watch mapped files")
+    expect_free(LLVM_BYTES, "to watch mapped files")
     table, previous, action = np.zeros((_SLOTS, 3), np.int64), _Action(), _Action()
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     source = _HANDLER.format(

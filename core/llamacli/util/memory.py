@@ -16,6 +16,12 @@ import numpy.typing as npt
 
 _HUGE = 1 << 21
 _N_SAMPLES = 16
+LLVM_BYTES = 32 << 20
+"""Bytes of address space, besides the code's, that are free when LLVM links; it ends the process without memory.
+
+Other threads may take some of it in between: stacks (8 MiB each), tables of a tokenizer.
+"""
+
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Private, because shared mappings never get transparent huge pages."""
 
