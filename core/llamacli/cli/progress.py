@@ -26,6 +26,9 @@ _DELAY_S, _INTERVAL_S = 0.3, 0.2
 _MIN_S = 0.5
 """Seconds from which on a rate is measured well enough for an estimate of the time left."""
 
+MIN_ADDRESS_SPACE = 400 << 20
+"""Bytes of the address space with Python, the libraries and their threads in it, before a model is loaded."""
+
 _WIDTH = 16
 _SPINNER = "|/-\\"
 
@@ -212,6 +215,7 @@ def load(
     `lora` are files of adapters with their scales; `load_mode` is `load` of `load_model`.
     """
     path = resolve_model(path)
+    _expect_address_space()
     with bar(f"loading {Path(path).name}", human_bytes) as progress:
         from llamacli import load_model
         from llamacli.kernels.helper import start_helper
@@ -223,6 +227,21 @@ def load(
             lora_scale=[scale for _, scale in lora], load="auto" if engine else load_mode, overrides=overrides,
             mmproj=mmproj, engine=engine, prompts=prompts,
         )  # fmt: skip
+
+
+def _expect_address_space() -> None:
+    """Raise MemoryError in an address space without room for libraries.
+
+    Python's import fails by any error there, LLVM ends the process, and a thread that cannot start is waited for.
+    """
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows, which has no such limit
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
+        asked = human_bytes(MIN_ADDRESS_SPACE)
+        raise MemoryError(f"the address space is limited to {human_bytes(limit)}; {asked} and the model are needed")
 
 
 def load_draft(model: Model, path: str, mode: str, threads: int | None) -> Model | Head:
