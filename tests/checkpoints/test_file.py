@@ -283,6 +283,24 @@ def test_float8_without_scales(tmp_path: Path, plugins: Plugins) -> None:
     expect(folder, plugins, "model.norm.weight", "float8 without", "_scale_inv")
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (1, 2)])
+def test_float8_with_scales_of_another_shape(tmp_path: Path, plugins: Plugins, shape: tuple[int, ...]) -> None:
+    folder, name = cases.write_checkpoint(tmp_path, "llama_fp8"), "model.layers.0.self_attn.q_proj.weight"
+    tensors = {name: ("F8_E4M3", (64, 64), bytes(64 * 64))}
+    tensors[f"{name}_scale_inv"] = cases.entry_of(name, "F32", shape)
+    cases.write_safetensors(folder / "model.safetensors", tensors)
+    expect(folder, plugins, f"{name}_scale_inv", f"{shape}: expected (2, 2)", "(64, 64) in blocks of (32, 32)")
+
+
+@pytest.mark.parametrize("block", [5, "x", [0, 0], [32], [32, "a"], [32, 32, 32], {"a": 1}])
+def test_float8_with_blocks_of_another_kind(tmp_path: Path, plugins: Plugins, block: object) -> None:
+    folder = cases.write_checkpoint(tmp_path, "llama_fp8")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = block
+    (folder / "config.json").write_text(json.dumps(config))
+    expect(folder, plugins, "config.json: quantization_config.weight_block_size is", repr(block))
+
+
 def test_blocks_without_scales_and_of_other_shapes(tmp_path: Path, plugins: Plugins) -> None:
     name = "model.layers.0.mlp.experts.down_proj_"
     folder = cases.write_checkpoint(tmp_path, "gptoss_mxfp4")

@@ -141,6 +141,7 @@ class CheckpointFile:
         for name, scale in found.items():
             if name not in entries:
                 raise ModelFormatError(f"{entries[scale].path}: tensor {scale!r} has no {name!r} beside it")
+            self._expect_blocks(entries[name].shape, scale)
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if method not in (None, "fp8", "mxfp4") and not (method == "compressed-tensors" and found):
             raise ModelFormatError(
@@ -151,6 +152,29 @@ class CheckpointFile:
             if entry.dtype.startswith("F8_E4M3") and name not in found:
                 raise ModelFormatError(f"{entry.path}: tensor {name!r} is float8 without {name}_scale_inv")
         return found
+
+    def _block(self) -> tuple[int, ...]:
+        """Rows and columns of float8 matrices that share a scale, or ()."""
+        quantization = self._folder.raw.get("quantization_config")
+        block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        if not block:
+            return ()
+        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+            raise ModelFormatError(
+                f"{self._config_path}: quantization_config.weight_block_size is {block!r}: expected rows and columns"
+            )
+        return tuple(block)
+
+    def _expect_blocks(self, shape: Shape, scale: str) -> None:
+        found, block = self._folder.entries[scale].shape, self._block()
+        if block and len(found) == len(shape) > 1:
+            *rest, n_rows, n_columns = shape
+            expected = (*rest, -(-n_rows // block[0]), -(-n_columns // block[1]))
+            if found != expected:
+                raise ModelFormatError(
+                    f"{self._where(scale)} has the shape {found}: expected {expected} for a matrix of {shape} in "
+                    f"blocks of {block}"
+                )
 
     def _targets(self, n_layer: int) -> Iterator[tuple[str, _Source]]:
         checkpoint = self._checkpoint
@@ -331,9 +355,8 @@ class CheckpointFile:
             return array
         entry = self._folder.entries[self._scales[name]]
         scale = as_float(self._folder.file(entry).array(self._scales[name]), entry.dtype).astype(np.float32)
-        quantization = self._folder.raw.get("quantization_config") or {}
-        block = quantization.get("weight_block_size")
-        if block and scale.ndim == array.ndim:
+        block = self._block()
+        if block and scale.ndim == array.ndim > 1:
             for axis, size in zip(range(array.ndim - len(block), array.ndim), block, strict=True):
                 scale = scale.repeat(size, axis)
             scale = scale[tuple(slice(n) for n in array.shape)]
