@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import numpy as np
@@ -16,6 +16,9 @@ from llamacli.ops.attention import Attention
 from llamacli.tensor_table import TensorTable, Weights
 from llamacli.util.numbers import is_integer
 from llamacli.util.settings import MAX_CONTEXT
+
+if TYPE_CHECKING:
+    from llamacli.loaders import ModelFile
 
 
 def checked_n_ctx(value: int) -> int:
@@ -446,3 +449,11 @@ def trace_classifier(architecture: Architecture, config: Config, weights: Weight
     if unread := graph.unread():
         raise PluginError(f"{part} computes what nothing reads: {', '.join(unread)}")
     return graph
+
+
+def configured(architecture: Architecture, file: ModelFile) -> Any:
+    """Configuration of a file, by its keys and its tensors' shapes."""
+    config = architecture.configure(file.metadata)
+    if not isinstance(architecture, HeadArchitecture):
+        return config
+    return architecture.of_shapes(config, {name: info.shape for name, info in file.tensors.items()})

@@ -20,6 +20,7 @@ from llamacli.architecture import (
     CacheHeadArchitecture,
     Config,
     HeadArchitecture,
+    configured,
     trace,
     trace_block_head,
     trace_cache_head,
@@ -631,9 +632,9 @@ def _load_nextn(
 
 def _load_head(model: Model, architecture: HeadArchitecture, file: ModelFile) -> Head:
     """Compile the draft head of a file beside a model's forward pass."""
-    metadata, shapes = file.metadata, {name: info.shape for name, info in file.tensors.items()}
+    metadata = file.metadata
     name = f"draft head {metadata.get_str('general.name', default='') or file.path.name!r}"
-    config = architecture.of_shapes(architecture.configure(metadata), shapes)
+    config = configured(architecture, file)
     weights = architecture.tensors(config).bind(file, label=_HEAD)
     if not _tokenizer_of(metadata, architecture).has_tokens_of(model.tokenizer):
         raise ModelFormatError(

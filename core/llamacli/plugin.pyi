@@ -73,6 +73,7 @@ from llamacli.checkpoints.factors import head_dim as head_dim
 from llamacli.checkpoints.factors import n_blocks as n_blocks
 from llamacli.checkpoints.factors import wavelength_factors as wavelength_factors
 from llamacli.checkpoints.keys import rope_of as rope_of
+from llamacli.checkpoints.layout import DRAFT_TOKENS as DRAFT_TOKENS
 from llamacli.checkpoints.layout import INTERLEAVED as INTERLEAVED
 from llamacli.checkpoints.layout import MINUS_EXP as MINUS_EXP
 from llamacli.checkpoints.layout import PLUS_ONE as PLUS_ONE

@@ -27,7 +27,15 @@ import attrs
 import pluggy
 
 from llamacli import hookspecs
-from llamacli.errors import PluginError, PluginWarning, UnknownArchitectureError, lacks_memory, reason_of
+from llamacli.errors import (
+    InvalidRequestError,
+    ModelFormatError,
+    PluginError,
+    PluginWarning,
+    UnknownArchitectureError,
+    lacks_memory,
+    reason_of,
+)
 from llamacli.util.locking import fork_safe
 from llamacli.util.settings import KERNEL_API, KERNEL_API_CHANGE
 
@@ -301,15 +309,27 @@ class Plugins:
             found.append(Loader("Hugging Face folder", Path.is_dir, self.open_folder, folders=True))
         return found
 
-    def open_folder(self, path: Path, kind: TensorType | None = None) -> CheckpointFile:
+    def open_folder(self, path: Path, kind: TensorType | None = None, base: Path | None = None) -> CheckpointFile:
         """Open a Hugging Face folder, with matrices of this type.
 
-        Raises ModelFormatError and what `resolve` raises.
+        A draft head needs the folder of its model, the `base`, for its tokenizer. Raises ModelFormatError and what
+        `resolve` raises.
         """
         from llamacli.checkpoints import CheckpointFile, Folder
 
         folder = Folder(path)
-        return CheckpointFile(folder, self.checkpoint(folder), kind)
+        checkpoint = self.checkpoint(folder)
+        if checkpoint.is_draft and base is None:
+            raise ModelFormatError(
+                f"{path}/config.json: {folder.classes[0]} is a draft head: `llamacli convert {path} OUT --base FOLDER` "
+                "with the folder of its model makes a file for --draft"
+            )
+        if base is None:
+            return CheckpointFile(folder, checkpoint, kind)
+        if not checkpoint.is_draft:
+            raise InvalidRequestError(f"--base is for PEFT adapters and draft heads: {path} is {checkpoint.name}")
+        model = Folder(base)
+        return CheckpointFile(folder, checkpoint, kind, (model, self.checkpoint(model)))
 
     def chat_formats(self) -> list[ChatFormat]:
         """Chat formats of the general plugins, then of loaded architectures.

@@ -24,7 +24,8 @@ GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "checkpoints.json"
 def converted(name: str, folder: Path, plugins: Plugins) -> Path:
     case, out = cases.CASES[name], folder / f"{name}.gguf"
     kind = TensorType[case["outtype"].upper()] if "outtype" in case else None
-    file = plugins.open_folder(cases.write_checkpoint(folder, name), kind)
+    checkpoint = cases.write_checkpoint(folder, name)
+    file = plugins.open_folder(checkpoint, kind, folder / case["base"] if "base" in case else None)
     write(unchanged(file, file_type(file.file_type)), out)
     return out
 
@@ -275,6 +276,29 @@ def test_pickles_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     expect(folder, plugins, "pickle", "save_pretrained")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [([0, 319], "from 0 to 320, and the model has 320"), ([-1, 0], "-1 to 1"), ([1, 0], "are equal")],
+)
+def test_wrong_tokens_of_a_draft_head(tmp_path: Path, plugins: Plugins, tokens: list[int], told: str) -> None:
+    folder = cases.write_checkpoint(tmp_path, "eagle3")
+    cases.write_safetensors(folder / "model.safetensors", {"d2t": ("I64", (2,), np.array(tokens).tobytes())})
+    file = plugins.open_folder(folder, base=tmp_path / "llama3_deep")
+    with pytest.raises(ModelFormatError, match=f"tensor 'd2t': ValueError: ids of tokens .*{told}"):
+        file.data("d2t")
+
+
+def test_tokens_of_another_type_and_layers_of_another_model(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "eagle3")
+    edited(folder, eagle_aux_hidden_state_layer_ids=[1, 2, 7])
+    with pytest.raises(ModelFormatError, match=r"layers \[1, 2, 7\], and its model has 6"):
+        plugins.open_folder(folder, base=tmp_path / "llama3_deep")
+    edited(folder, eagle_aux_hidden_state_layer_ids=None)
+    cases.write_safetensors(folder / "model.safetensors", {"d2t": ("I32", (2,), bytes(8))})
+    with pytest.raises(ModelFormatError, match="'d2t' is of I32, expected I64"):
+        plugins.open_folder(folder, base=tmp_path / "llama3_deep").data("d2t")
 
 
 def test_float8_without_scales(tmp_path: Path, plugins: Plugins) -> None:

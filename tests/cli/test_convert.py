@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import write_adapter, write_checkpoint
+from checkpoint_cases import CASES, write_adapter, write_checkpoint
 from llamacli.gguf import open_gguf
 
 
@@ -68,6 +68,20 @@ def test_peft_adapter(invoke, folder: Path, tmp_path: Path) -> None:
     with open_gguf(out) as file:
         assert file.metadata["general.type"] == "adapter"
         assert file.metadata["adapter.lora.alpha"] == 16.0
+
+
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("dspark_speculator", marks=pytest.mark.slow)])
+def test_draft_heads_get_the_tokenizer_of_their_model(invoke, tmp_path: Path, name: str) -> None:
+    """The file drafts, and texts are those without it."""
+    head, out = write_checkpoint(tmp_path, name), tmp_path / "head.gguf"
+    base, words = tmp_path / CASES[name]["base"], ["then in the end", "-n", "12", "--no-chat", "--temperature", "0"]
+    assert invoke("convert", head, out, "--base", base).exit_code == 0
+    assert "it is a draft head, for the --draft of its model" in invoke("inspect", out).stdout
+    drafted = invoke("run", base, *words, "--draft", out)
+    assert (drafted.exit_code, drafted.stdout) == (0, invoke("run", base, *words).stdout)
+    alone = invoke("run", base, "a", "-n", "1", "--draft", head)
+    assert "is a draft head: `llamacli convert" in alone.stderr
+    assert "--base FOLDER` with" in alone.stderr
 
 
 def test_wrong_uses_with_adapters(invoke, folder: Path, tmp_path: Path) -> None:

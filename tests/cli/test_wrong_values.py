@@ -69,7 +69,7 @@ TEXTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "json_schema": (["[]"], ("json_schema: line 1: a schema must be an object", "such as --json-schema '{")),
     "lora": (["a.gguf:much"], ("'much' is not a number", "FILE:SCALE, as in adapter.gguf:0.5", "--lora", "--help")),
     "chat_template": (["nonsense"], ("chat template 'nonsense' is not one of bailing",)),
-    "base": (["/dev/null/x"], ("--base is for PEFT adapters: folder has no adapter_config.json", "--help")),
+    "base": (["/dev/null/x"], ("'/dev/null/x' is no folder", "--base", "--help")),
     "tensor_type": (["much"], ("'much': expected NAME=TYPE, as in attn_v=Q8_0", "--tensor-type", "--help")),
     "hf_repos": (["nonsense"], ("'nonsense' is not a model of the hub", "expected user/repo or user/repo:quant")),
     "host": (["nowhere.invalid"], ("cannot listen on nowhere.invalid:8080",)),

@@ -53,6 +53,9 @@ def job(name: str, folder: Path, source: Path) -> dict[str, Any]:
     case = cases.CASES[name]
     argv = [f"{source}/convert_hf_to_gguf.py", str(cases.write_checkpoint(folder, name))]
     argv += ["--outtype", case["outtype"]] if "outtype" in case else []
+    if "base" in case:
+        argv += ["--target-model-dir", str(folder / case["base"])]
+        case = cases.CASES[case["base"]]
     pre = case.get("pre") or cases.PRE.get(case["tokenizer"], case["tokenizer"])
     return {"pre": pre, "argv": argv}
 

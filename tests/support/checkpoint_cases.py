@@ -400,6 +400,40 @@ _LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "h
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
+_ONE_LAYER = {"num_hidden_layers": 1}
+
+
+def _eagle3(layer: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a draft head of 96 tokens."""
+    found = {
+        name.replace("model.layers.0", layer): (shape[0], 128) if name.endswith(("q_proj.weight", "k_proj.weight",
+                                                                                 "v_proj.weight")) else shape
+        for name, shape in decoder_shapes(SIZES | _ONE_LAYER).items() if ".layers." in name
+    }  # fmt: skip
+    return found | {
+        f"{layer}.hidden_norm.weight": (64,), "d2t": (96,), "t2d": (320,), "fc.weight": (64, 192),
+        "lm_head.weight": (96, 64), "norm.weight": (64,),
+    }  # fmt: skip
+
+
+_DFLASH: dict[str, Any] = {
+    "base": "qwen3", "qk_norm": 32, "without": r"embed_tokens|lm_head", "renamed": (("model.", ""),),
+    "tensors": {"fc.weight": (64, 128), "hidden_norm.weight": (64,)},
+}  # fmt: skip
+_BLOCK = {"block_size": 4, "mask_token_id": 7, "target_layer_ids": [0, 1]}
+_MARKOV: dict[str, tuple[int, ...]] = {
+    "markov_head.markov_w1.weight": (320, 8), "markov_head.markov_w2.weight": (320, 8),
+    "confidence_head.proj.weight": (1, 72), "confidence_head.proj.bias": (1,),
+}  # fmt: skip
+_CONV: dict[str, tuple[int, ...]] = {
+    "candidate_selector.predecessor_codebook": (320, 8), "candidate_selector.successor_codebook": (320, 8),
+    "candidate_selector.hidden_projection.weight": (8, 64),
+    **{f"layers.{i}.{branch}_conv.base_kernel": (2, 4, 64) for i in range(2) for branch in ("attention", "mlp")},
+    **{f"layers.{i}.{branch}_conv.kernel_projection.weight": (2 * 4 * 64 // 16, 64)
+       for i in range(2) for branch in ("attention", "mlp")},
+}  # fmt: skip
+
+
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32], "fmt": "e4m3"}
 
 
@@ -846,6 +880,24 @@ CASES: dict[str, dict[str, Any]] = {
         "LlamaBidirectionalModel", "llama", {"rope_theta": 500000.0}, tokenizer="llama3",
         without="lm_head", renamed=(("model.", ""),),
     ),
+    "llama3_deep": _case(
+        "LlamaForCausalLM", "llama", {"num_hidden_layers": 6}, tokenizer="llama3", peer=False
+    ),
+    "eagle3": {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "base": "llama3_deep",
+        "shapes": _eagle3("midlayer"),
+        "config": SIZES | _ONE_LAYER | {"draft_vocab_size": 96, "rope_theta": 500000.0, "rope_scaling": _LLAMA3_ROPE},
+    },
+    "eagle3_speculator": {
+        "architectures": ["Eagle3Speculator"], "model_type": "speculators", "base": "llama3_deep",
+        "shapes": _eagle3("layers.0") | {"input_norm.weight": (192,), "embed_tokens.weight": (320, 64)},
+        "config": {
+            "transformer_layer_config": SIZES | _ONE_LAYER | {"rope_theta": 500000.0, "head_dim": 16},
+            "draft_vocab_size": 96,
+            "norm_before_residual": True, "norm_before_fc": True, "target_hidden_size": 64,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+        },
+    },
     "llama_f16": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece", dtype="F16"),
     "llama_f32": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", dtype="F32", outtype="f32"),
     "llama_as_f16": _case("LlamaForCausalLM", "llama", {}, tokenizer="sentencepiece", outtype="f16"),
@@ -1019,6 +1071,35 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="qwen2", biases="qkv", experts="qwen", shared=True,
     ),
     "qwen3": _case("Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32}, tokenizer="qwen2", qk_norm=32),
+    "dflash": _case(
+        "DFlashDraftModel", "qwen3",
+        {"rope_theta": 1e6, "head_dim": 32, "dflash_config": _BLOCK, "use_sliding_window": True, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"], "rope_is_neox_style": False, "is_causal": False},
+        **_DFLASH,
+    ),
+    "dflash2": _case(
+        "DFlash2DraftModel", "qwen3",
+        {"rope_theta": 1e6, "head_dim": 32, "has_embed_tokens": False, "partial_rotary_factor": 0.5,
+         "dflash_config": _BLOCK | {
+             "conv_kernel_size": 4, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4, "causal": True,
+             "output_multiplier": 0.5, "final_logit_softcapping": 30, "input_embedding_scale": 8.0, "use_swa": True,
+             "swa_window_size": 32, "attention_value_scale": 0.75}},
+        **_DFLASH | {"base": "qwen3vl", "without": "lm_head", "tensors": _DFLASH["tensors"] | _CONV},
+    ),
+    "dspark": _case(
+        "Qwen3DSparkModel", "qwen3", {"rope_theta": 1e6, "head_dim": 32} | _BLOCK,
+        **_DFLASH | {"without": "embed_tokens", "tensors": _DFLASH["tensors"] | _MARKOV},
+    ),
+    "dspark_speculator": {
+        "architectures": ["DSparkSpeculator"], "model_type": "speculators", **_DFLASH,
+        "tensors": _DFLASH["tensors"] | _MARKOV | {
+            "d2t": (96,), "t2d": (320,), "lm_head.weight": (96, 64), "markov_head.markov_w2.weight": (96, 8),
+        },
+        "config": SIZES | {
+            "transformer_layer_config": SIZES | {"rope_theta": 1e6, "head_dim": 32}, "draft_vocab_size": 96,
+            "aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 7, "head_dim": 32,
+        },
+    },
     "qwen3_embedding": _case(
         "Qwen3ForCausalLM", "qwen3", {"rope_theta": 1e6, "head_dim": 32}, tokenizer="qwen2", qk_norm=32,
         pooling="lasttoken",
@@ -1409,7 +1490,9 @@ def _float8(name: str, entry: tuple[str, tuple[int, ...], bytes]) -> dict[str, t
 
 
 def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bytes]:
-    """Random tensor; bytes for names of MXFP4 blocks or scales."""
+    """Random tensor; bytes for MXFP4 blocks and scales, rising integers for d2t."""
+    if name == "d2t":
+        return "I64", shape, (np.arange(shape[0], dtype=np.int64) // 3).tobytes()
     if not name.endswith(("_blocks", "_scales")):
         return dtype, shape, encoded(random_values(name, shape), dtype)
     low, high = (0, 256) if name.endswith("_blocks") else (118, 126)
@@ -1417,10 +1500,15 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[
 
 
 def write_checkpoint(folder: Path, name: str) -> Path:
-    """Write the checkpoint of a case; return its folder."""
+    """Write the checkpoint of a case; return its folder.
+
+    `folder` gets the checkpoint of its `base` too.
+    """
     case, path = CASES[name], folder / name
     path.mkdir()
-    if case["tokenizer"] == "sentencepiece":
+    if "base" in case:
+        write_checkpoint(folder, case["base"])
+    elif case["tokenizer"] == "sentencepiece":
         write_sentencepiece(path, jinja=case.get("jinja", False))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)

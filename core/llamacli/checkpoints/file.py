@@ -77,17 +77,25 @@ class CheckpointFile:
     """A Hugging Face checkpoint as an open model file.
 
     Matrices have the type `kind`, by default that of the first one of the checkpoint in bfloat16 or float16, else
-    float32. Tensors are converted one at a time, when read. Raises ModelFormatError naming file, field or tensor.
+    float32. Tensors are converted one at a time, when read. `base` are folder and layout of the model of a draft head.
+    Raises ModelFormatError naming file, field or tensor.
     """
 
     alignment = 32
 
-    def __init__(self, folder: Folder, checkpoint: Checkpoint, kind: TensorType | None = None):
+    def __init__(
+        self,
+        folder: Folder,
+        checkpoint: Checkpoint,
+        kind: TensorType | None = None,
+        base: tuple[Folder, Checkpoint] | None = None,
+    ):
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
         config["modules"] = folder.modules
         config["generation"] = read_json(folder.path / "generation_config.json")
+        config["base"] = base[0].config if base else {}
         self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
         configured = configured_keys(self._settings, checkpoint, self._config_path)
@@ -103,7 +111,7 @@ class CheckpointFile:
             FILE_TYPES[self.kind] if self.file_type == self.kind.name else _MXFP4_FILE,
         )  # fmt: skip
         keys |= configured
-        keys |= self._vocabulary() if checkpoint.vocabulary else {}
+        keys |= self._vocabulary(base) if checkpoint.vocabulary else {}
         keys = {key: value for key, value in keys.items() if value is not None}
         self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
         header = packed_header(list(self._pairs.values()), [])
@@ -115,16 +123,21 @@ class CheckpointFile:
         """Name of the file's type, as `llamacli.conversion.file_type` takes it."""
         return "MXFP4_MOE" if any(source.packed for source in self._sources.values()) else self.kind.name
 
-    def _vocabulary(self) -> dict[str, Any]:
+    def _vocabulary(self, base: tuple[Folder, Checkpoint] | None) -> dict[str, Any]:
         from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for plugin lists
         from llamacli.tokenizer.vocabulary import TokenKind
 
-        folder, checkpoint = self._folder.path, self._checkpoint
-        kind, keys = vocabulary_keys(folder, self._settings, checkpoint.vocabulary, checkpoint.pre)
+        path, checkpoint, settings = self.path, self._checkpoint, self._settings
+        if base:
+            path, checkpoint = base[0].path, base[1]
+            settings = settings_of(base[0].config, checkpoint, f"{path}/config.json")
+        kind, keys = vocabulary_keys(path, settings, checkpoint.vocabulary, checkpoint.pre)
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
-        return keys | dict(checkpoint.tokenizer(kind, read_json(folder / "tokenizer_config.json"), self._settings))
+        config = read_json(path / "tokenizer_config.json")
+        keys |= checkpoint.tokenizer(kind, config, settings)
+        return keys | dict(self._checkpoint.tokenizer(kind, config, self._settings))
 
     # --- tensors ---
 
@@ -284,6 +297,8 @@ class CheckpointFile:
         kind = TensorType.F32 if is_plain or base in _ALWAYS_F32 else self.kind
         if source.packed:
             kind = TensorType.MXFP4
+        elif source.conversion and source.conversion.integers:
+            kind = TensorType.I64
         return TensorInfo(name=name, shape=source.shape, type=kind, n_bytes=nbytes(kind, source.shape))
 
     # --- the interface of model files ---
@@ -328,8 +343,13 @@ class CheckpointFile:
         )
         parts = [self._part(name, source, kept=is_kept) for name in source.names]
         array = np.stack(parts) if source.stacked else parts[0]
+        if source.conversion and source.conversion.integers and kind.name not in dtypes:
+            raise ModelFormatError(f"{self._where(source.names[0])} is of {', '.join(dtypes)}, expected {kind.name}")
         if source.conversion:
-            array = source.conversion.apply(array, self._settings)
+            try:
+                array = source.conversion.apply(array, self._settings)
+            except (LookupError, TypeError, ValueError) as error:
+                raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
         if is_kept or kind is TensorType.F32:
             return array if is_kept else array.astype(np.float32, copy=False)
         if kind is TensorType.F16:

@@ -14,7 +14,7 @@ from llamacli.errors import ModelFormatError
 from llamacli.util.files import read_json
 
 _INDEX = "model.safetensors.index.json"
-_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm")
+_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "transformer_layer_config")
 """Fields of config.json with the fields of a language model."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
 `tensor_names` are the names of the folder's tensors, `pooling` GGUF's number of what modules.json names, `modules`
-its folders by type, `generation` the fields of generation_config.json."""
+its folders by type, `generation` the fields of generation_config.json. `base` are the fields of the model of a draft
+head."""
 Shape = tuple[int, ...]
 
 
@@ -24,13 +26,14 @@ class Conversion:
 
     `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
     after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8. It moves
-    rows, or with `columns` columns, of an adapter's matrices too.
+    rows, or with `columns` columns, of an adapter's matrices too. With `integers` the tensor is and stays int64.
     """
 
     apply: Callable[[Array, Settings], Array]
     shape: Callable[[Shape, Settings], Shape] = lambda shape, settings: shape
     computes: bool = False
     columns: bool = False
+    integers: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -53,6 +56,7 @@ class Checkpoint:
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
     - `extra`: tensors that are computed from the fields of config.json.
+    - `is_draft`: these are draft heads, whose vocabulary is that of their model's folder.
     - `variant`: the layout to take for these fields, where files of one class have several architectures.
     """
 
@@ -74,6 +78,7 @@ class Checkpoint:
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
     names: str = ""
+    is_draft: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +111,19 @@ TRANSPOSED = Conversion(
     lambda array, settings: array.swapaxes(-1, -2), lambda shape, settings: (*shape[:-2], shape[-1], shape[-2])
 )
 """Matrices that are stored with a row for each input."""
+
+
+def _draft_tokens(array: Array, settings: Settings) -> Array:
+    tokens, n_vocab = array.reshape(-1) + np.arange(array.size), settings["base"]["vocab_size"]
+    if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= n_vocab:
+        raise ValueError(f"ids of tokens are from {tokens.min()} to {tokens.max()}, and the model has {n_vocab}")
+    if len(np.unique(tokens)) < len(tokens):
+        raise ValueError("ids of tokens are equal")
+    return tokens
+
+
+DRAFT_TOKENS = Conversion(_draft_tokens, lambda shape, settings: (math.prod(shape),), integers=True)
+"""Ids of a draft head's tokens in its model, stored as their differences to those of the head."""
 
 SQUEEZED = Conversion(
     lambda array, settings: array.reshape(array.shape[0], array.shape[-1]),

@@ -20,7 +20,7 @@ from llamacli.errors import InvalidRequestError
 @click.argument("out", type=PATH)
 @click.argument("kind", metavar="[TYPE]", required=False, shell_complete=complete_type)
 @option("--imatrix", metavar="FILE", type=PATH, help="Importance matrix, from `llamacli imatrix` or llama.cpp.")
-@option("--base", metavar="FOLDER", type=PATH, help="Folder of a PEFT adapter's model; its config.json is read.")
+@option("--base", metavar="FOLDER", type=PATH, help="Folder of the model of a PEFT adapter or draft head.")
 @option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @option("--dry-run", is_flag=True, help="Show the resulting types and sizes without writing.")
 @threads_option
@@ -42,18 +42,19 @@ def convert(
     TYPE is one of `llamacli quantize`. Without it matrices keep their type: BF16, F16 or F32; those in FP8 become that
     of the others. Tensors are converted one at a time. `llamacli run FOLDER` runs the same without a file.
     A folder of a PEFT adapter becomes a file for --lora, in F32; it needs --base unless adapter_config.json names a
-    folder.
+    folder. That of a draft head becomes a file for --draft, with the tokenizer of --base.
     """
     if not os.path.basename(out):
         raise click.BadParameter(f"{out!r} is not a file name.", param_hint="OUT")
+    if base and not os.path.isdir(base):
+        raise click.BadParameter(f"{base!r} is no folder.", param_hint="--base")
     if os.path.isfile(os.path.join(folder, "adapter_config.json")):
         if kind or imatrix:
             raise click.UsageError("A PEFT adapter is written in F32: give neither TYPE nor --imatrix.")
         _convert_adapter(Path(folder), Path(out), base, force, dry_run)
         return
-    if base:
-        raise click.UsageError(f"--base is for PEFT adapters: {folder} has no adapter_config.json.")
     with bar(f"reading {os.path.basename(os.path.normpath(folder))}"):
+        from llamacli.architecture import configured
         from llamacli.checkpoints import FILE_TYPES
         from llamacli.conversion import file_type, plan, read_imatrix, unchanged
         from llamacli.plugins import installed_plugins
@@ -70,9 +71,9 @@ def convert(
         if not dry_run:
             check_out(out, force=force)
         stored = next((name for name in FILE_TYPES if wanted and name == wanted.type), None)
-        file = installed.open_folder(Path(folder), stored)
+        file = installed.open_folder(Path(folder), stored, Path(base) if base else None)
         architecture = installed.resolve(file.metadata)
-        architecture.tensors(architecture.configure(file.metadata)).bind(file)
+        architecture.tensors(configured(architecture, file)).bind(file)
     if wanted is None or stored is not None:
         if importance:
             raise InvalidRequestError("--imatrix is for a TYPE that quantizes")

@@ -116,7 +116,7 @@ def _text(metadata: Metadata, key: str) -> str | None:
 
 def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, list[str], str | None]:
     """Plugin of the file, features of the model, load error or None."""
-    from llamacli.architecture import trace, trace_nextn
+    from llamacli.architecture import HeadArchitecture, configured, trace, trace_nextn
     from llamacli.errors import LlamaCliError, plugin_errors
     from llamacli.tools.features import features
 
@@ -127,9 +127,12 @@ def _resolve(file: ModelFile, plugins: Plugins) -> tuple[dict[str, str] | None, 
         if not file.tensors:
             return plugin, [], "the file has no tensors, only a vocabulary"
         with plugin_errors(f"architecture {architecture.name!r}"):
-            config = architecture.configure(file.metadata)
+            config = configured(architecture, file)
             table = architecture.tensors(config)
-            graph = trace(architecture, config, table.bind(file))
+            weights = table.bind(file)
+            if isinstance(architecture, HeadArchitecture):
+                return plugin, [], "it is a draft head, for the --draft of its model"
+            graph = trace(architecture, config, weights)
     except LlamaCliError as error:
         return plugin, [], str(error)
     found = features(graph)

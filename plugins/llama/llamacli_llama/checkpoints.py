@@ -1,9 +1,12 @@
-"""Hugging Face checkpoints of Llama, Mistral, DBRX, Trinity and relatives."""
+"""Hugging Face checkpoints of Llama, EAGLE-3 heads, Mistral, DBRX, Trinity and relatives."""
 
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 from llamacli.plugin import (
+    DRAFT_TOKENS,
     INTERLEAVED,
     Checkpoint,
     Conversion,
@@ -80,8 +83,48 @@ _DOWN = Conversion(
     lambda shape, settings: tuple(_experts(shape, settings)[i] for i in (0, 2, 1)),
 )
 
+
+# --- EAGLE-3 ---
+
+
+def _layers(settings: Settings) -> list[int]:
+    """Layers of the model whose inputs the head reads."""
+    n_layer = settings["base"]["num_hidden_layers"]
+    found = settings.get("eagle_aux_hidden_state_layer_ids") or [2, n_layer // 2, n_layer - 3]
+    if not all(0 <= layer <= n_layer for layer in found):
+        raise ValueError(f"the head reads layers {found}, and its model has {n_layer}")
+    return list(found)
+
+
+_EAGLE3 = Checkpoint(
+    "eagle3", ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
+    KEYS | {
+        "target_layers": _layers,
+        "target_hidden_size": lambda settings: settings.get("target_hidden_size") or settings["base"]["hidden_size"],
+        "norm_before_residual": lambda settings: bool(settings.get("norm_before_residual")),
+        "norm_before_fc": lambda settings: bool(settings.get("norm_before_fc")),
+    },
+    DEFAULTS, VOCABULARY, PRE, drop=(r"^t2d$",),
+    rename=((r"^(?:midlayer|layers\.0)\.", "model.layers.0."), (r"^input_norm\.", "enc.output_norm.")),
+    tensors={
+        "fc": "fc", "d2t": "d2t", "enc.output_norm": "enc.output_norm",
+        "model.layers.{}.hidden_norm": "blk.{}.attn_norm_2",
+    },
+    convert=INTERLEAVED | {"d2t": DRAFT_TOKENS}, extra=wavelength_factors("llama3"), names="llama", is_draft=True,
+)  # fmt: skip
+
+
+def _llama_or_head(settings: Settings) -> Checkpoint:
+    """Layout of a model, or of an EAGLE-3 head, of Llama's class."""
+    is_head = "draft_vocab_size" in settings and settings.get("num_hidden_layers") == 1
+    return _EAGLE3 if is_head else LLAMA
+
+
+LLAMA = _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM")
+
 CHECKPOINTS = (
-    _decoder("LlamaForCausalLM", "LLaMAForCausalLM", "IQuestCoderForCausalLM"),
+    attrs.evolve(LLAMA, variant=_llama_or_head),
+    _EAGLE3,
     _decoder("LlamaModel", rename=((r"^(?!model\.|lm_head)", "model."),)),
     _decoder("LlamaBidirectionalModel", architecture="llama-embed"),
     _decoder(

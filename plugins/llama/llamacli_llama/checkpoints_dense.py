@@ -110,7 +110,7 @@ _LATENT: dict[str, Any] = {
     "attention.key_length": _query_width, "rope.dimension_count": field("qk_rope_head_dim"),
 }  # fmt: skip
 
-_LLAMA = attrs.evolve(llama.CHECKPOINTS[0], defaults=llama.DEFAULTS | {"head_dim": None})
+_LLAMA = attrs.evolve(llama.LLAMA, defaults=llama.DEFAULTS | {"head_dim": None})
 """Layout of relatives that transformers does not know."""
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"} | {

@@ -77,6 +77,7 @@ class DFlash(Decoder, BlockHeadArchitecture):
         key = f"{self.name}.rope.dimension_sections"
         if key in metadata and any(metadata.get_ints(key, 4, minimum=0, maximum=1 << 14)[1:]):
             raise ModelFormatError(f"{metadata.source}: {key}: sections other than the first are not supported")
+        metadata.get_bool(f"{self.name}.has_confidence_head", default=False)  # nothing reads its probability
         fields, count = self.fields(metadata), len(metadata[f"{self.name}.target_layers"])
         name = metadata.get_str(f"{self.name}.hidden_activation", default="silu")
         if name not in _ACTIVATIONS:
