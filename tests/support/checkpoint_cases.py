@@ -1086,6 +1086,14 @@ CASES: dict[str, dict[str, Any]] = {
              "swa_window_size": 32, "attention_value_scale": 0.75}},
         **_DFLASH | {"base": "qwen3vl", "without": "lm_head", "tensors": _DFLASH["tensors"] | _CONV},
     ),
+    "muse_glimmer_assistant": _case(
+        "MuseGlimmerAssistantModel", "muse_glimmer_assistant",
+        {"rope_theta": 1e6, "head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention"] * 2} | _BLOCK,
+        **_DFLASH | {
+            "base": "muse_glimmer", "renamed": (),
+            "tensors": {"fc.weight": (64, 128), "model.hidden_norm.weight": (64,)},
+        },
+    ),
     "dspark": _case(
         "Qwen3DSparkModel", "qwen3", {"rope_theta": 1e6, "head_dim": 32} | _BLOCK,
         **_DFLASH | {"without": "embed_tokens", "tensors": _DFLASH["tensors"] | _MARKOV},

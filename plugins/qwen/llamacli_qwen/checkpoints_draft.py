@@ -141,10 +141,12 @@ def checkpoints(defaults: Settings, pre: tuple[str, ...]) -> tuple[Checkpoint, .
         "is_draft": True,
         "defaults": defaults,
     }
+    muse = {**defaults, "use_sliding_window": lambda settings: "layer_types" in settings}
     return (
         Checkpoint(
             "dflash", ("DFlashDraftModel", "DFlash2DraftModel"), _KEYS, drop=_unread, convert=_ROWS, **given
         ),
+        Checkpoint("dflash", ("MuseGlimmerAssistantModel",), _KEYS, **given | {"defaults": muse}),
         Checkpoint(
             "dflash",
             ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "Lfm2DSparkDraftModel", "LingDSparkModel"),
