@@ -1086,6 +1086,23 @@ CASES: dict[str, dict[str, Any]] = {
              "swa_window_size": 32, "attention_value_scale": 0.75}},
         **_DFLASH | {"base": "qwen3vl", "without": "lm_head", "tensors": _DFLASH["tensors"] | _CONV},
     ),
+    "gemma4_dspark": {
+        "architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_dspark", "base": "gemma4",
+        "config": SIZES | {
+            "vocab_size": 296, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True, "layer_types": ["full_attention"] * 2,
+            "final_logit_softcapping": None, "dflash_config": _BLOCK, "tie_word_embeddings": True,
+            "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        },
+        "shapes": {
+            name.removeprefix("model."): shape
+            for name, shape in decoder_shapes(
+                SIZES | {"head_dim": 32, "num_key_value_heads": 1}, norms=_SANDWICH, qk_norm=32
+            ).items()
+            if not re.search("embed_tokens|lm_head|v_proj", name)
+        } | _DFLASH["tensors"] | _MARKOV | {f"layers.{i}.layer_scalar": (1,) for i in range(2)}
+        | {name: (296, 8) for name in _MARKOV if ".markov_w" in name},
+    },
     "muse_glimmer_assistant": _case(
         "MuseGlimmerAssistantModel", "muse_glimmer_assistant",
         {"rope_theta": 1e6, "head_dim": 32, "sliding_window": 64, "layer_types": ["sliding_attention"] * 2} | _BLOCK,

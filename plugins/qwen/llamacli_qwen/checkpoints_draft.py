@@ -1,9 +1,12 @@
-"""Hugging Face checkpoints of DFlash, DFlash 2 and DSpark draft heads."""
+"""Hugging Face checkpoints of DFlash, DFlash 2 and DSpark heads."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import DRAFT_TOKENS, Checkpoint, Conversion, Settings, n_blocks, rope_of
+import numpy as np
+
+from llamacli.plugin import DRAFT_TOKENS, Checkpoint, Conversion, Settings, field, n_blocks, rope_of
 
 
 def _field(name: str, kind: Callable[[Any], Any]) -> Callable[[Settings], Any]:
@@ -130,32 +133,88 @@ def _from_anchor(settings: Settings) -> bool:
     return bool(settings.get("sample_from_anchor", ours))
 
 
+_DSPARK_KEYS: dict[str, Any] = {
+    "sample_from_anchor": _from_anchor,
+    "has_confidence_head": lambda settings: any(
+        re.search(r"confidence_(head\.)?proj", name) for name in settings["tensor_names"]
+    ),
+}  # fmt: skip
+
+
+# --- Gemma 4 ---
+
+
+_GEMMA_DEFAULTS: dict[str, Any] = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "attention_k_eq_v": False, "layer_types": None, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
+    "enable_moe_block": False, "final_logit_softcapping": None, "markov_head_type": "vanilla",
+    "draft_vocab_size": lambda settings: settings["vocab_size"],
+}  # fmt: skip
+_GEMMA_ONLY: dict[str, Any] = {
+    "attention_k_eq_v": True, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
+    "enable_moe_block": False, "final_logit_softcapping": None, "markov_head_type": "vanilla",
+}  # fmt: skip
+"""Values of fields that the architecture needs."""
+
+
+def _gemma_factors(settings: Settings) -> dict[str, Any]:
+    """Factors of RoPE, huge ones for columns that are not rotated."""
+    rope = rope_of(settings)
+    if rope["rope_type"] != "proportional":
+        return {}
+    n_half = int(settings["global_head_dim"]) // 2
+    n_rotated = int(n_half * rope.get("partial_rotary_factor", 0.25))
+    return {"rope_freqs.weight": np.repeat(np.array([1, 1e30], np.float32), [n_rotated, n_half - n_rotated])}
+
+
+def _gemma_rename(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Renamings; ValueError for what the architecture lacks."""
+    expected = _GEMMA_ONLY | {
+        "layer_types": ["full_attention"] * n_blocks(settings), "draft_vocab_size": settings["vocab_size"],
+    }  # fmt: skip
+    for name, value in expected.items():
+        if settings[name] != value:
+            raise ValueError(f"{name} is {settings[name]!r}, and such heads have {value!r}")
+    return (*_RENAME, (r"\.layer_scalar$", ".layer_scalar.weight"), (r"\.confidence_proj\.", ".confidence_head.proj."))
+
+
 def checkpoints(defaults: Settings, pre: tuple[str, ...]) -> tuple[Checkpoint, ...]:
     """The layouts."""
     given: dict[str, Any] = {
-        "tokenizer": _mask,
-        "rename": _RENAME,
-        "tensors": _TENSORS,
-        "names": "qwen3",
-        "pre": pre,
-        "is_draft": True,
+        "tokenizer": _mask, "rename": _RENAME, "tensors": _TENSORS, "names": "qwen3", "pre": pre, "is_draft": True,
         "defaults": defaults,
+    }  # fmt: skip
+    gemma = {**given, "defaults": _GEMMA_DEFAULTS, "extra": _gemma_factors, "rename": _gemma_rename}
+    gemma["tensors"] = _TENSORS | {
+        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+        "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+        "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+        "model.layers.{}.layer_scalar": "blk.{}.layer_output_scale",
     }
     muse = {**defaults, "use_sliding_window": lambda settings: "layer_types" in settings}
     return (
         Checkpoint(
             "dflash", ("DFlashDraftModel", "DFlash2DraftModel"), _KEYS, drop=_unread, convert=_ROWS, **given
         ),
+        Checkpoint(
+            "dflash", ("Gemma4DSparkModel",),
+            _KEYS | _DSPARK_KEYS | {
+                "attention.head_count_kv": field("num_global_key_value_heads"),
+                "attention.key_length": field("global_head_dim"), "attention.value_length": field("global_head_dim"),
+                "rope.dimension_count": field("global_head_dim"), "attention.scale": 1.0,
+                "embedding_scale": lambda settings: settings["hidden_size"] ** 0.5,
+                "hidden_activation": "gelu_pytorch_tanh",
+                "sample_from_anchor": lambda settings: bool(settings.get("sample_from_anchor", True)),
+            },
+            drop=_unread, **gemma,
+        ),
         Checkpoint("dflash", ("MuseGlimmerAssistantModel",), _KEYS, **given | {"defaults": muse}),
         Checkpoint(
             "dflash",
             ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "Lfm2DSparkDraftModel", "LingDSparkModel"),
-            _KEYS | {
-                "sample_from_anchor": _from_anchor,
-                "has_confidence_head": lambda settings: any(
-                    "confidence_head.proj" in name for name in settings["tensor_names"]
-                ),
-            },
+            _KEYS | _DSPARK_KEYS,
             drop=_unread_by_dspark, convert=_ROWS | {"d2t": DRAFT_TOKENS}, **given,
         ),
     )  # fmt: skip
