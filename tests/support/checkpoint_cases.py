@@ -289,8 +289,13 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def write_sentencepiece(folder: Path, *, n_words: int = 20, jinja: bool = False) -> int:
-    """Write tokenizer.model, BPE with bytes; return the number of pieces."""
+def write_sentencepiece(
+    folder: Path, *, n_words: int = 20, jinja: bool = False, added: Mapping[int, str] | None = None
+) -> int:
+    """Write tokenizer.model, BPE with bytes; return the number of pieces.
+
+    `added` are special tokens by their ids, which pieces may have.
+    """
     pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     letters = "etaoinshrdlu\u2581"
@@ -305,9 +310,10 @@ def write_sentencepiece(folder: Path, *, n_words: int = 20, jinja: bool = False)
     model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer)
     model += _field(3, _field(1, b"identity") + _field(3, 1))
     (folder / "tokenizer.model").write_bytes(model)
-    added = {str(i): {"content": text, "special": True} for i, (text, _, kind) in enumerate(pieces) if kind in (2, 3)}
+    special = {i: text for i, (text, _, kind) in enumerate(pieces) if kind in (2, 3)} | dict(added or {})
+    decoder = {str(i): {"content": text, "special": True} for i, text in special.items()}
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>",
-                "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": added}  # fmt: skip
+                "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": decoder}  # fmt: skip
     if jinja:
         (folder / "chat_template.jinja").write_text(TEMPLATE)
     else:
@@ -863,6 +869,11 @@ CASES: dict[str, dict[str, Any]] = {
         "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
         tokenizer="sentencepiece",
     ),
+    "internlm3": _case(
+        "InternLM3ForCausalLM", "internlm3",
+        {"head_dim": 32, "rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "eos_token_id": 2},
+        tokenizer="sentencepiece", added={311: "<|im_end|>"},
+    ),
     "minicpm": _case(
         "MiniCPMForCausalLM", "minicpm",
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
@@ -929,6 +940,13 @@ CASES: dict[str, dict[str, Any]] = {
          "moe_primary_router_apply_softmax": False, "rope_theta": 1.5e6, "sliding_window_layout": [0, 1],
          "sliding_window_size": 4096, "rope_layout": [0, 1]},
         tokenizer="qwen2", without=r"\.mlp\.", tensors=_smallthinker(),
+    ),
+    "maple": _case(
+        "MapleForCausalLM", "maple",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+         "nope_on_global_attention": True, "norm_topk_prob": True},
+        tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -1421,7 +1439,7 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     case, path = CASES[name], folder / name
     path.mkdir()
     if case["tokenizer"] == "sentencepiece":
-        write_sentencepiece(path, jinja=case.get("jinja", False))
+        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":

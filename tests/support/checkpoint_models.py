@@ -392,6 +392,14 @@ MODELS: dict[str, dict[str, Any]] = {
                            "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14}},
         tokenizer="llama3", sizes={},
     ),
+    "llama4": _model(
+        "Llama4ForCausalLM", "llama4_text",
+        {"head_dim": 16, "rope_theta": 5e5, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32,
+         "intermediate_size_mlp": 96, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,
+         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                          "original_max_position_embeddings": 64}},
+        tokenizer="gpt4o", pre="llama4",
+    ),
     "muse_glimmer": _model(
         "MuseGlimmerForConditionalGeneration", "muse_glimmer",
         {"text_config": _SIZES | {"model_type": "muse_glimmer_text", "head_dim": 32, "num_hidden_layers": 4,

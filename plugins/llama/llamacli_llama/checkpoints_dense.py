@@ -17,6 +17,13 @@ def _space_prefix(kind: str, tokenizer: Settings, settings: Settings) -> dict[st
     return {"tokenizer.ggml.add_space_prefix": tokenizer.get("add_prefix_space")}
 
 
+def _chat_end(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Space before texts, and the end of messages as that of texts."""
+    added = tokenizer.get("added_tokens_decoder", {})
+    ends = [int(i) for i, token in added.items() if token["content"] == "<|im_end|>" and token.get("special")]
+    return _space_prefix(kind, tokenizer, settings) | ({"tokenizer.ggml.eos_token_id": ends[0]} if ends else {})
+
+
 def _tied_output(settings: Settings) -> tuple[str, ...]:
     return (r"^lm_head\.",) if settings.get("tie_word_embeddings") else ()
 
@@ -139,6 +146,12 @@ CHECKPOINTS = (
             "num_loops": lambda settings: max(int(settings.get("num_loops") or 1), 1),
             "skip_loop_final_norm": lambda settings: bool(settings.get("skip_loop_final_norm", False)),
         },
+    ),
+    attrs.evolve(
+        _LLAMA, classes=("InternLM3ForCausalLM",), vocabulary=("sentencepiece",), tokenizer=_chat_end,
+        extra=lambda settings: {},
+        defaults={"num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": 128,
+                  "rope_theta": 10000.0},
     ),
     Checkpoint(
         "minicpm", ("MiniCPMForCausalLM",),
