@@ -758,6 +758,19 @@ def _neo() -> dict[str, tuple[int, ...]]:
     return found | {"decoder.weight": (96, 64), "decoder.bias": (96,)}
 
 
+def _deci() -> Shapes:
+    """Shapes of layers with attention, a matrix, a network alone, and nothing."""
+    found: Shapes = {"model.embed_tokens.weight": (296, 64), "model.norm.weight": (64,), "lm_head.weight": (296, 64)}
+    widths = {"q": 64, "k": 32, "v": 32}
+    found |= {f"model.layers.0.self_attn.{name}_proj.weight": (width, 64) for name, width in widths.items()}
+    found |= {f"model.layers.{name}.weight": (64, 64) for name in ("0.self_attn.o_proj", "1.self_attn.linear_attn")}
+    found |= {f"model.layers.{i}.input_layernorm.weight": (64,) for i in range(2)}
+    found |= {f"model.layers.{i}.post_attention_layernorm.weight": (64,) for i in range(3)}
+    for i, n_ff in enumerate((256, 512, 256)):
+        found |= _network(f"model.layers.{i}.mlp.", 64, n_ff)
+    return found
+
+
 _DBRX: dict[str, Any] = {
     "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
@@ -817,6 +830,14 @@ def _bailing(*, second: bool = False) -> dict[str, tuple[int, ...]]:
             found |= _network(mlp, 64, 96)
             continue
         found |= _network(f"{mlp}shared_experts.", 64, 32) | ({f"{mlp}gate.expert_bias": (4,)} if second else {})
+    return found
+
+
+def _grove() -> Shapes:
+    """Shapes of experts that two others share, and of a bias."""
+    found: Shapes = {f"model.layers.{i}.mlp.expert_bias": (4,) for i in range(2)}
+    for i, j in ((i, j) for i in range(2) for j in range(2)):
+        found |= _network(f"model.layers.{i}.mlp.chunk_experts.{j}.", 64, 32)
     return found
 
 
@@ -947,6 +968,18 @@ CASES: dict[str, dict[str, Any]] = {
          "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e6, "partial_rotary_factor": 0.5,
          "nope_on_global_attention": True, "norm_topk_prob": True},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
+    "deci": _case(
+        "DeciLMForCausalLM", "nemotron-nas",
+        {"num_hidden_layers": 4, "intermediate_size": None, "num_key_value_heads": None, "vocab_size": 296,
+         "rope_theta": 5e5, "block_configs": [
+             {"attention": {"n_heads_in_group": n, "replace_with_linear": linear}, "ffn": {"ffn_mult": width}}
+             for n, linear, width in ((2, False, 1.5), (None, True, 7.0), (None, False, 1.5), (None, False, None))]},
+        tokenizer="ranked", pre="", shapes=_deci(),
+    ),
+    "deci_7b": _case(
+        "DeciLMForCausalLM", "deci", {"vocab_size": 296, "num_key_value_heads_per_layer": [2, 2], "rope_theta": 1e4},
+        tokenizer="ranked", pre="",
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -1136,6 +1169,11 @@ CASES: dict[str, dict[str, Any]] = {
         "BailingMoeV2ForCausalLM", "bailing_moe_v2", _BAILING2 | {"partial_rotary_factor": 0.5}, tokenizer="qwen2",
         pre="bailingmoe2", experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp",
         tensors=_bailing(second=True),
+    ),
+    "grovemoe": _case(
+        "GroveMoeForCausalLM", "grove_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e7, "head_dim": 32},
+        tokenizer="qwen2", qk_norm=32, experts="qwen", tensors=_grove(),
     ),
     "codeshell": {
         "architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "tokenizer": "gpt2",

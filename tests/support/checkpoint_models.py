@@ -313,6 +313,15 @@ MODELS: dict[str, dict[str, Any]] = {
          "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
         sizes={},
     ),
+    "mellum": _model(
+        "MellumForCausalLM", "mellum",
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "beta_fast": 32.0,
+                                "beta_slow": 1.0, "original_max_position_embeddings": 128},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ),
     "qwen25vl": _model(
         "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl",
         {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
