@@ -771,6 +771,21 @@ def _deci() -> Shapes:
     return found
 
 
+def _grok() -> Shapes:
+    """Shapes of two layers under Grok 1's names."""
+    found: Shapes = {"transformer.in_out_embed.weight": (320, 64), "transformer.rms_norm.weight": (64,)}
+    for i in range(2):
+        layer = f"transformer.decoder_layer.{i}."
+        widths = {"query": 64, "key": 32, "value": 32, "linear": 64}
+        found |= {f"{layer}multi_head_attention.{name}.weight": (width, 64) for name, width in widths.items()}
+        found |= {f"{layer}rms_norm{name}.weight": (64,) for name in ("", "_1", "_2", "_3")}
+        found[f"{layer}router.weight"] = (4, 64)
+        for j in range(4):
+            found |= {f"{layer}moe.{j}.{name}.weight": (96, 64) for name in ("linear", "linear_v")}
+            found[f"{layer}moe.{j}.linear_1.weight"] = (64, 96)
+    return found
+
+
 _DBRX: dict[str, Any] = {
     "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
@@ -926,6 +941,16 @@ CASES: dict[str, dict[str, Any]] = {
         | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
            for name in ("input_layernorm", "post_attention_layernorm")},
     ),
+    "baichuan": _case(
+        "BaichuanForCausalLM", "baichuan", {"num_key_value_heads": 4, "rope_theta": 1e4}, tokenizer="sentencepiece",
+        without=r"self_attn\.[qkv]_proj",
+        tensors={f"model.layers.{i}.self_attn.W_pack.weight": (192, 64) for i in range(2)},
+    ),
+    "bitnet": _case(
+        "BitnetForCausalLM", "llama", {"rope_theta": 1e4, "tie_word_embeddings": True}, tokenizer="sentencepiece",
+        tensors={f"model.layers.{i}.{name}.weight": (n,) for i in range(2)
+                 for name, n in (("self_attn.inner_attn_ln", 64), ("mlp.ffn_layernorm", 96))},
+    ),
     "xverse": _case(
         "XverseForCausalLM", "xverse", {"num_key_value_heads": 4, "rope_theta": 1e4, "vocab_size": 296},
         tokenizer="ranked", pre="",
@@ -980,6 +1005,23 @@ CASES: dict[str, dict[str, Any]] = {
     "deci_7b": _case(
         "DeciLMForCausalLM", "deci", {"vocab_size": 296, "num_key_value_heads_per_layer": [2, 2], "rope_theta": 1e4},
         tokenizer="ranked", pre="",
+    ),
+    "grok": _case(
+        "Grok1ForCausalLM", "grok-1",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rope_theta": 1e4,
+         "embedding_multiplier_scale": 78.38367176906169, "output_multiplier_scale": 0.5773502691896257},
+        tokenizer="sentencepiece", shapes=_grok(),
+    ),
+    "grok2": _case(
+        "Grok1ForCausalLM", "grok-2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rope_theta": 208533496.0,
+         "moe_intermediate_size": 96, "final_logit_softcapping": 50, "attn_logit_softcapping": 25.0,
+         "rope_type": "original", "scaling_factor": 16.0, "original_max_position_embeddings": 128,
+         "extrapolation_factor": 1.0, "attn_factor": 1.0, "beta_fast": 8, "beta_slow": 1, "attn_temperature_len": 128,
+         "embedding_multiplier_scale": 90.5, "output_multiplier_scale": 0.5},
+        tokenizer="qwen2", jinja=True, pre="grok-2", experts="mixtral",
+        norms=("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm"),
+        tensors=_network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.", 64, 96),
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -1490,6 +1532,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_ranked(path)
     else:
         write_bpe(path, **TOKENIZERS[case["tokenizer"]])
+        if case.get("jinja"):
+            (path / "chat_template.jinja").write_text(TEMPLATE)
     dtype = case.get("dtype", "BF16")
     config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
               "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Llama 4 and Maple, mixtures of experts."""
+"""Hugging Face checkpoints of Llama 4, Maple and Grok, mixtures of experts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +57,23 @@ def _maple_vocabulary(settings: Settings) -> int:
     return int(settings["vocab_size"])
 
 
+# --- Grok ---
+
+
+def _scaled(name: str, kind: Callable[[Any], Any] = float) -> Callable[[Settings], Any]:
+    """Value of a field, None for folders without YaRN."""
+    return lambda settings: kind(settings[name]) if settings.get("rope_type") in ("yarn", "original") else None
+
+
+def _or(name: str, default: float) -> Callable[[Settings], float]:
+    return lambda settings: float(settings.get(name, default))
+
+
+_YARN = {
+    "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
+
 CHECKPOINTS = (
     Checkpoint(
         "llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
@@ -94,6 +111,24 @@ CHECKPOINTS = (
             "swiglu_clamp_exp": lambda settings: [_MAPLE_CLAMP] * settings["num_hidden_layers"],
         },
         {"num_shared_experts": 0, "norm_topk_prob": True, "nope_on_global_attention": False}, names="qwen3moe",
+    ),
+    Checkpoint(
+        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"),
+        {f"rope.scaling.{key}": _scaled(name) for key, name in _YARN.items()} | {
+            "rope.scaling.type": _scaled("rope_type", lambda kind: "yarn"),
+            "rope.scaling.original_context_length": _scaled("original_max_position_embeddings", int),
+            "attn_logit_softcapping": _or("attn_logit_softcapping", 30.0),
+            "router_logit_softcapping": _or("router_logit_softcapping", 30.0),
+            "final_logit_softcapping": lambda settings: float(settings.get("final_logit_softcapping") or 0) or None,
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "attention.temperature_length": lambda settings: settings.get("attn_temperature_len") or None,
+            "attention.output_scale": lambda settings: float(
+                settings.get("attn_output_multiplier", head_dim(settings) ** -0.5)
+            ),
+            "embedding_scale": field("embedding_multiplier_scale", kind=float),
+            "logit_scale": field("output_multiplier_scale", kind=float),
+        },
+        vocabulary=("sentencepiece", "bpe"), pre=("grok-2",),
     ),
 )  # fmt: skip
 
