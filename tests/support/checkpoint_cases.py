@@ -289,8 +289,13 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def write_sentencepiece(folder: Path, *, n_words: int = 20, jinja: bool = False) -> int:
-    """Write tokenizer.model, BPE with bytes; return the number of pieces."""
+def write_sentencepiece(
+    folder: Path, *, n_words: int = 20, jinja: bool = False, added: Mapping[int, str] | None = None
+) -> int:
+    """Write tokenizer.model, BPE with bytes; return the number of pieces.
+
+    `added` are special tokens by their ids, which pieces may have.
+    """
     pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     letters = "etaoinshrdlu\u2581"
@@ -305,9 +310,10 @@ def write_sentencepiece(folder: Path, *, n_words: int = 20, jinja: bool = False)
     model = b"".join(_field(1, piece) for piece in encoded_pieces) + _field(2, trainer)
     model += _field(3, _field(1, b"identity") + _field(3, 1))
     (folder / "tokenizer.model").write_bytes(model)
-    added = {str(i): {"content": text, "special": True} for i, (text, _, kind) in enumerate(pieces) if kind in (2, 3)}
+    special = {i: text for i, (text, _, kind) in enumerate(pieces) if kind in (2, 3)} | dict(added or {})
+    decoder = {str(i): {"content": text, "special": True} for i, text in special.items()}
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>",
-                "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": added}  # fmt: skip
+                "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": decoder}  # fmt: skip
     if jinja:
         (folder / "chat_template.jinja").write_text(TEMPLATE)
     else:
@@ -786,6 +792,34 @@ def _neo() -> dict[str, tuple[int, ...]]:
     return found | {"decoder.weight": (96, 64), "decoder.bias": (96,)}
 
 
+def _deci() -> Shapes:
+    """Shapes of layers with attention, a matrix, a network alone, and nothing."""
+    found: Shapes = {"model.embed_tokens.weight": (296, 64), "model.norm.weight": (64,), "lm_head.weight": (296, 64)}
+    widths = {"q": 64, "k": 32, "v": 32}
+    found |= {f"model.layers.0.self_attn.{name}_proj.weight": (width, 64) for name, width in widths.items()}
+    found |= {f"model.layers.{name}.weight": (64, 64) for name in ("0.self_attn.o_proj", "1.self_attn.linear_attn")}
+    found |= {f"model.layers.{i}.input_layernorm.weight": (64,) for i in range(2)}
+    found |= {f"model.layers.{i}.post_attention_layernorm.weight": (64,) for i in range(3)}
+    for i, n_ff in enumerate((256, 512, 256)):
+        found |= _network(f"model.layers.{i}.mlp.", 64, n_ff)
+    return found
+
+
+def _grok() -> Shapes:
+    """Shapes of two layers under Grok 1's names."""
+    found: Shapes = {"transformer.in_out_embed.weight": (320, 64), "transformer.rms_norm.weight": (64,)}
+    for i in range(2):
+        layer = f"transformer.decoder_layer.{i}."
+        widths = {"query": 64, "key": 32, "value": 32, "linear": 64}
+        found |= {f"{layer}multi_head_attention.{name}.weight": (width, 64) for name, width in widths.items()}
+        found |= {f"{layer}rms_norm{name}.weight": (64,) for name in ("", "_1", "_2", "_3")}
+        found[f"{layer}router.weight"] = (4, 64)
+        for j in range(4):
+            found |= {f"{layer}moe.{j}.{name}.weight": (96, 64) for name in ("linear", "linear_v")}
+            found[f"{layer}moe.{j}.linear_1.weight"] = (64, 96)
+    return found
+
+
 _DBRX: dict[str, Any] = {
     "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
@@ -845,6 +879,14 @@ def _bailing(*, second: bool = False) -> dict[str, tuple[int, ...]]:
             found |= _network(mlp, 64, 96)
             continue
         found |= _network(f"{mlp}shared_experts.", 64, 32) | ({f"{mlp}gate.expert_bias": (4,)} if second else {})
+    return found
+
+
+def _grove() -> Shapes:
+    """Shapes of experts that two others share, and of a bias."""
+    found: Shapes = {f"model.layers.{i}.mlp.expert_bias": (4,) for i in range(2)}
+    for i, j in ((i, j) for i in range(2) for j in range(2)):
+        found |= _network(f"model.layers.{i}.mlp.chunk_experts.{j}.", 64, 32)
     return found
 
 
@@ -915,6 +957,11 @@ CASES: dict[str, dict[str, Any]] = {
         "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
         tokenizer="sentencepiece",
     ),
+    "internlm3": _case(
+        "InternLM3ForCausalLM", "internlm3",
+        {"head_dim": 32, "rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "eos_token_id": 2},
+        tokenizer="sentencepiece", added={311: "<|im_end|>"},
+    ),
     "minicpm": _case(
         "MiniCPMForCausalLM", "minicpm",
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
@@ -945,6 +992,16 @@ CASES: dict[str, dict[str, Any]] = {
         tensors={"model.norm.bias": (64,)}
         | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
            for name in ("input_layernorm", "post_attention_layernorm")},
+    ),
+    "baichuan": _case(
+        "BaichuanForCausalLM", "baichuan", {"num_key_value_heads": 4, "rope_theta": 1e4}, tokenizer="sentencepiece",
+        without=r"self_attn\.[qkv]_proj",
+        tensors={f"model.layers.{i}.self_attn.W_pack.weight": (192, 64) for i in range(2)},
+    ),
+    "bitnet": _case(
+        "BitnetForCausalLM", "llama", {"rope_theta": 1e4, "tie_word_embeddings": True}, tokenizer="sentencepiece",
+        tensors={f"model.layers.{i}.{name}.weight": (n,) for i in range(2)
+                 for name, n in (("self_attn.inner_attn_ln", 64), ("mlp.ffn_layernorm", 96))},
     ),
     "xverse": _case(
         "XverseForCausalLM", "xverse", {"num_key_value_heads": 4, "rope_theta": 1e4, "vocab_size": 296},
@@ -981,6 +1038,42 @@ CASES: dict[str, dict[str, Any]] = {
          "moe_primary_router_apply_softmax": False, "rope_theta": 1.5e6, "sliding_window_layout": [0, 1],
          "sliding_window_size": 4096, "rope_layout": [0, 1]},
         tokenizer="qwen2", without=r"\.mlp\.", tensors=_smallthinker(),
+    ),
+    "maple": _case(
+        "MapleForCausalLM", "maple",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+         "nope_on_global_attention": True, "norm_topk_prob": True},
+        tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
+    "deci": _case(
+        "DeciLMForCausalLM", "nemotron-nas",
+        {"num_hidden_layers": 4, "intermediate_size": None, "num_key_value_heads": None, "vocab_size": 296,
+         "rope_theta": 5e5, "block_configs": [
+             {"attention": {"n_heads_in_group": n, "replace_with_linear": linear}, "ffn": {"ffn_mult": width}}
+             for n, linear, width in ((2, False, 1.5), (None, True, 7.0), (None, False, 1.5), (None, False, None))]},
+        tokenizer="ranked", pre="", shapes=_deci(),
+    ),
+    "deci_7b": _case(
+        "DeciLMForCausalLM", "deci", {"vocab_size": 296, "num_key_value_heads_per_layer": [2, 2], "rope_theta": 1e4},
+        tokenizer="ranked", pre="",
+    ),
+    "grok": _case(
+        "Grok1ForCausalLM", "grok-1",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rope_theta": 1e4,
+         "embedding_multiplier_scale": 78.38367176906169, "output_multiplier_scale": 0.5773502691896257},
+        tokenizer="sentencepiece", shapes=_grok(),
+    ),
+    "grok2": _case(
+        "Grok1ForCausalLM", "grok-2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rope_theta": 208533496.0,
+         "moe_intermediate_size": 96, "final_logit_softcapping": 50, "attn_logit_softcapping": 25.0,
+         "rope_type": "original", "scaling_factor": 16.0, "original_max_position_embeddings": 128,
+         "extrapolation_factor": 1.0, "attn_factor": 1.0, "beta_fast": 8, "beta_slow": 1, "attn_temperature_len": 128,
+         "embedding_multiplier_scale": 90.5, "output_multiplier_scale": 0.5},
+        tokenizer="qwen2", jinja=True, pre="grok-2", experts="mixtral",
+        norms=("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm"),
+        tensors=_network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.", 64, 96),
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -1224,6 +1317,11 @@ CASES: dict[str, dict[str, Any]] = {
         "BailingMoeV2ForCausalLM", "bailing_moe_v2", _BAILING2 | {"partial_rotary_factor": 0.5}, tokenizer="qwen2",
         pre="bailingmoe2", experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp",
         tensors=_bailing(second=True),
+    ),
+    "grovemoe": _case(
+        "GroveMoeForCausalLM", "grove_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e7, "head_dim": 32},
+        tokenizer="qwen2", qk_norm=32, experts="qwen", tensors=_grove(),
     ),
     "codeshell": {
         "architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "tokenizer": "gpt2",
@@ -1534,7 +1632,7 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     if "base" in case:
         write_checkpoint(folder, case["base"])
     elif case["tokenizer"] == "sentencepiece":
-        write_sentencepiece(path, jinja=case.get("jinja", False))
+        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
@@ -1547,6 +1645,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_ranked(path)
     else:
         write_bpe(path, **TOKENIZERS[case["tokenizer"]])
+        if case.get("jinja"):
+            (path / "chat_template.jinja").write_text(TEMPLATE)
     dtype = case.get("dtype", "BF16")
     config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
               "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip

@@ -313,6 +313,15 @@ MODELS: dict[str, dict[str, Any]] = {
          "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
         sizes={},
     ),
+    "mellum": _model(
+        "MellumForCausalLM", "mellum",
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 64,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "beta_fast": 32.0,
+                                "beta_slow": 1.0, "original_max_position_embeddings": 128},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ),
     "qwen25vl": _model(
         "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl",
         {"text_config": _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
@@ -391,6 +400,14 @@ MODELS: dict[str, dict[str, Any]] = {
          "vision_config": {"model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "image_size": 28,
                            "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14}},
         tokenizer="llama3", sizes={},
+    ),
+    "llama4": _model(
+        "Llama4ForCausalLM", "llama4_text",
+        {"head_dim": 16, "rope_theta": 5e5, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32,
+         "intermediate_size_mlp": 96, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,
+         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                          "original_max_position_embeddings": 64}},
+        tokenizer="gpt4o", pre="llama4",
     ),
     "muse_glimmer": _model(
         "MuseGlimmerForConditionalGeneration", "muse_glimmer",

@@ -22,7 +22,7 @@ from llamacli.util.files import read_json
 
 _SHOWN = 8
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
-_NUMBERED = re.compile(r"(.*(?:\.experts|\.norms|_projections))\.(\d+)\.(.+)")
+_NUMBERED = re.compile(r"(.*(?:\.(?:chunk_)?experts|\.moe|\.norms|_projections))\.(\d+)\.(.+)")
 """Names of tensors that are stacked: matrices of experts, norms of heads, projections of streams."""
 
 _EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"

@@ -555,7 +555,7 @@ def _normalizer(normalizer: Mapping[str, Any] | None) -> Keys:
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-_WITHOUT_MARKS = {"gpt-4o": "granite-embed-multi-97m"}
+_WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4"), "granite-embed-multi-97m")
 """Names of rules that are, but for combining marks, those of others: files of these models have the former."""
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Ling."""
+"""Hugging Face checkpoints of Ling and GroveMoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +67,15 @@ CHECKPOINTS = (
             "expert_weights_scale": field("routed_scaling_factor", kind=float),
         },
         pre=("bailingmoe2",), rename=((r"\.expert_bias$", ".expert_bias.bias"),),
+    ),
+    Checkpoint(
+        "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
+        {
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "expert_chunk_feed_forward_length": lambda settings: settings.get("head_dim") or 128,
+            "experts_per_group": 2, "expert_group_scale": 0.05,
+        },
+        pre=("qwen2",), drop=(r"\.expert_bias$",),
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of MiniCPM, Nanbeige, openPangu, Orion and others."""
+"""Hugging Face checkpoints of MiniCPM, Baichuan, BitNet, Orion and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,17 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.plugin import INTERLEAVED, PLUS_ONE, Checkpoint, Settings, field, head_dim, hookimpl, rope_of
+from llamacli.plugin import (
+    INTERLEAVED,
+    PLUS_ONE,
+    Checkpoint,
+    Conversion,
+    Settings,
+    field,
+    head_dim,
+    hookimpl,
+    rope_of,
+)
 from llamacli_llama import checkpoints as llama
 
 LLAMACLI_API = 1
@@ -15,6 +25,13 @@ LLAMACLI_API = 1
 
 def _space_prefix(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
     return {"tokenizer.ggml.add_space_prefix": tokenizer.get("add_prefix_space")}
+
+
+def _chat_end(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Space before texts, and the end of messages as that of texts."""
+    added = tokenizer.get("added_tokens_decoder", {})
+    ends = [int(i) for i, token in added.items() if token["content"] == "<|im_end|>" and token.get("special")]
+    return _space_prefix(kind, tokenizer, settings) | ({"tokenizer.ggml.eos_token_id": ends[0]} if ends else {})
 
 
 def _tied_output(settings: Settings) -> tuple[str, ...]:
@@ -92,6 +109,13 @@ def _window(settings: Settings) -> int | None:
     return settings.get("sliding_window_size") or None if any(settings.get("sliding_window_layout") or ()) else None
 
 
+def _ternary(array: Any, settings: Settings) -> Any:
+    """Weights -1, 0 and 1, times the mean of BitNet's magnitudes."""
+    weights = array.astype(np.float32)
+    factor = np.float32(1) / np.float32(max(np.abs(weights).mean(dtype=np.float64), 1e-5))
+    return np.clip(np.rint(weights * factor), -1, 1) / factor
+
+
 def _spark_vocabulary(settings: Settings) -> int:
     """Tokens of the vocabulary.
 
@@ -140,6 +164,12 @@ CHECKPOINTS = (
             "skip_loop_final_norm": lambda settings: bool(settings.get("skip_loop_final_norm", False)),
         },
     ),
+    attrs.evolve(
+        _LLAMA, classes=("InternLM3ForCausalLM",), vocabulary=("sentencepiece",), tokenizer=_chat_end,
+        extra=lambda settings: {},
+        defaults={"num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": 128,
+                  "rope_theta": 10000.0},
+    ),
     Checkpoint(
         "minicpm", ("MiniCPMForCausalLM",),
         {
@@ -170,6 +200,25 @@ CHECKPOINTS = (
             "attention.layer_norm_epsilon": field("rms_norm_eps", kind=float),
         },
         {"num_key_value_heads": field("num_attention_heads")}, vocabulary=("sentencepiece",),
+    ),
+    Checkpoint(
+        "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        {
+            "tensor_data_layout": "Meta AI original pth",
+            "rope.dimension_count": lambda settings: settings["hidden_size"] // settings["num_attention_heads"],
+        },
+        vocabulary=("sentencepiece",), convert=INTERLEAVED,
+        split={r"\.W_pack\.": (".q_proj.", ".k_proj.", ".v_proj.")},
+    ),
+    Checkpoint(
+        "bitnet", ("BitnetForCausalLM", "BitNetForCausalLM"),
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        llama.DEFAULTS, ("sentencepiece",),
+        convert=dict.fromkeys(
+            (f"{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up",
+                                           "ffn_down")),
+            Conversion(_ternary, computes=True),
+        ),
     ),
     Checkpoint(
         "xverse", ("XverseForCausalLM",),

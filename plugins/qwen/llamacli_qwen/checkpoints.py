@@ -57,6 +57,15 @@ _DOWN = Conversion(
 )
 
 
+def _window(settings: Settings) -> int | None:
+    """Tokens that Mellum's sliding layers see; None where it has none."""
+    return settings.get("sliding_window") if settings.get("use_sliding_window") in (True, None) else None
+
+
+def _is_sliding(settings: Settings) -> list[bool] | None:
+    return None if _window(settings) is None else [kind == "sliding_attention" for kind in settings["layer_types"]]
+
+
 def _deepstack(settings: Settings) -> int:
     return len(settings.get("vision_config", {}).get("deepstack_visual_indexes", ()))
 
@@ -104,6 +113,12 @@ CHECKPOINTS = (
             "num_key_value_heads": 4, "head_dim": _head_dim,
         },
         ("bpe",), _PRE, **_STACKED,
+    ),
+    Checkpoint(
+        "mellum", ("MellumForCausalLM",),
+        _EXPERT_KEYS | {"attention.sliding_window": _window, "attention.sliding_window_pattern": _is_sliding},
+        {"num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6},
+        ("bpe",), _PRE, names="qwen3moe", **_STACKED,
     ),
     Checkpoint(
         "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel",
