@@ -599,6 +599,15 @@ def _refact() -> Shapes:
     return found
 
 
+def _llada() -> Shapes:
+    names = {"attn_norm": (64,), "ff_norm": (64,), "q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64),
+             "attn_out": (64, 64), "ff_proj": (96, 64), "up_proj": (96, 64), "ff_out": (64, 96)}  # fmt: skip
+    found: Shapes = {"model.transformer.wte.weight": (320, 64)}
+    for i in range(2):
+        found |= {f"model.transformer.blocks.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found | {"model.transformer.ln_f.weight": (64,), "model.transformer.ff_out.weight": (320, 64)}
+
+
 def _openelm() -> Shapes:
     """Shapes of two layers of different widths."""
     found: Shapes = {"transformer.token_embeddings.weight": (320, 64), "transformer.norm.weight": (64,)}
@@ -1043,6 +1052,19 @@ CASES: dict[str, dict[str, Any]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
          "mask_token_id": 266},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
+    ),
+    "llada": {
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "tokenizer": "qwen2", "pre": "llada-moe",
+        "config": {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 96,
+                   "max_sequence_length": 512, "vocab_size": 320, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
+                   "mask_token_id": 266},
+        "shapes": _llada(),
+    },
+    "llada_moe": _case(
+        "LLaDAMoEModelLM", "llada",
+        {"num_experts": 4, "num_experts_per_tok": 2, "expert_intermediate_size": 32, "moe_intermediate_size": 32,
+         "dense_intermediate_size": 128, "rope_theta": 5e4},
+        tokenizer="qwen2", pre="llada-moe", qk_norm=16, experts="qwen",
     ),
     "maincoder": _case(
         "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
