@@ -628,6 +628,27 @@ def _smallthinker() -> Shapes:
     return found
 
 
+def _hunyuan_norms(n_layer: int, width: int) -> Shapes:
+    return {f"model.layers.{i}.self_attn.{name}_layernorm.weight": (width,) for i in range(n_layer)
+            for name in ("query", "key")}  # fmt: skip
+
+
+def _hy3() -> Shapes:
+    """Shapes of Hunyuan 3's experts and of its block for multi-token prediction."""
+    config = SIZES | {"head_dim": 32, "num_hidden_layers": 3}
+    block = "model.layers.2."
+    found = {name: shape for name, shape in decoder_shapes(config, qk_norm=32).items()
+             if name.startswith(block) and ".mlp." not in name}  # fmt: skip
+    found |= {f"{block}eh_proj.weight": (64, 128)}
+    found |= {f"{block}{name}.weight": (64,) for name in ("enorm", "hnorm", "final_layernorm")}
+    for i in (1, 2):
+        mlp = f"model.layers.{i}.mlp."
+        found |= {f"{mlp}router.gate.weight": (4, 64), f"{mlp}expert_bias": (4,)}
+        for name in ("shared_mlp", *(f"experts.{j}" for j in range(4))):
+            found |= _network(f"{mlp}{name}.", 64, 32)
+    return found
+
+
 def _minimax() -> Shapes:
     """Shapes of a dense layer and one of experts, with an indexer."""
     config = SIZES | {"head_dim": 32, "num_local_experts": 4}
@@ -1260,6 +1281,28 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek3_fp8": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
+    ),
+    "hunyuan_vl": _case(
+        "HunYuanVLForConditionalGeneration", "hunyuan_vl",
+        {"head_dim": 32, "rope_theta": 1e4, "tie_word_embeddings": True, "eod_token_id": 265, "pad_token_id": -1,
+         "num_experts": 1, "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
+                                            "xdrope_section": [4, 4, 4, 4]}},
+        tokenizer="deepseek", pre="hunyuan-dense", generation={"eos_token_id": [266, 265]},
+        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)},
+    ),
+    "hunyuan_vl_mrope": _case(
+        "HunYuanVLForConditionalGeneration", "hunyuan_vl",
+        {"head_dim": 32, "tie_word_embeddings": True, "eod_token_id": 265,
+         "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4,
+                             "mrope_section": [4, 4, 4, 4]}},
+        tokenizer="deepseek", pre="hunyuan-dense", tensors=_hunyuan_norms(2, 32),
+    ),
+    "hy_v3": _case(
+        "HYV3ForCausalLM", "hy_v3",
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
+         "num_shared_experts": 1, "route_norm": True, "router_scaling_factor": 2.5, "first_k_dense_replace": 1,
+         "num_nextn_predict_layers": 1},
+        tokenizer="deepseek", pre="hy_v4", qk_norm=32, without=r"layers\.1\.mlp", tensors=_hy3(),
     ),
     "minimax_m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",
