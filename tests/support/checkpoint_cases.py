@@ -1119,6 +1119,18 @@ CASES: dict[str, dict[str, Any]] = {
          "tie_word_embeddings": True},
         tokenizer="gpt2", norms=("input_layernorm",),
     ),
+    "cohere2moe": _case(
+        "Cohere2MoeForCausalLM", "cohere2_moe",
+        {"head_dim": 16, "layer_norm_eps": 1e-5, "rms_norm_eps": None, "logit_scale": 0.25, "sliding_window": 64,
+         "rope_theta": 5e4, "layer_types": ["sliding_attention", "full_attention"], "num_experts": 4,
+         "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
+         "prefix_dense_intermediate_size": 128, "expert_selection_fn": "sigmoid", "norm_topk_prob": True,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", experts="qwen", norms=("input_layernorm",), without=r"layers\.0\.mlp",
+        tensors=_network("model.layers.0.mlp.", 64, 128) | _network("model.layers.1.mlp.shared_experts.", 64, 96)
+        | {f"model.layers.1.mlp.experts.{j}.{name}_proj.weight": shape for j in range(4)
+           for name, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96)))},
+    ),
     "seed_oss": _case(
         "SeedOssForCausalLM", "seed_oss", {"head_dim": 32, "rope_theta": 1e7}, tokenizer="qwen2", biases="qkv"
     ),
