@@ -1174,6 +1174,10 @@ CASES: dict[str, dict[str, Any]] = {
         pre="bailingmoe2", experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp",
         tensors=_bailing(second=True),
     ),
+    "sarvam": _case(
+        "SarvamMoEForCausalLM", "sarvam", _BAILING2, tokenizer="ranked", pre="sarvam-moe", dtype="F32", outtype="f32",
+        experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp", tensors=_bailing(second=True),
+    ),
     "codeshell": {
         "architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "tokenizer": "gpt2",
         "config": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "layer_norm_epsilon": 1e-5,
