@@ -86,7 +86,7 @@ class CheckpointFile:
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
-        config["modules"] = folder.modules
+        config |= {"modules": folder.modules, "numbers": folder.numbers}
         config["generation"] = read_json(folder.path / "generation_config.json")
         self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
@@ -124,7 +124,9 @@ class CheckpointFile:
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
-        return keys | dict(checkpoint.tokenizer(kind, read_json(folder / "tokenizer_config.json"), self._settings))
+        tokenizer = read_json(folder / "tokenizer_config.json")
+        found = value_of(lambda x: checkpoint.tokenizer(kind, tokenizer, x), self._settings, self._config_path)
+        return keys | dict(found)
 
     # --- tensors ---
 
