@@ -844,6 +844,35 @@ def _bailing(*, second: bool = False) -> dict[str, tuple[int, ...]]:
     return found
 
 
+_BAILING3: dict[str, Any] = _BAILING | {
+    "first_k_dense_replace": 1, "num_hidden_layers": 3, "layer_group_size": 2, "head_dim": 48, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "short_conv_kernel_size": 4, "no_kda_lora": True,
+    "kda_safe_gate": True, "kda_lower_bound": -5.0, "gated_attention_proj_granularity_type": "head_wise",
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+    "expert_swiglu_limit_list": [None, 7.0], "share_expert_swiglu_limit_list": [5.0, None, 5.0],
+}  # fmt: skip
+
+
+def _bailing3(*, rank_q: int) -> Shapes:
+    """Shapes of delta attention in block 0, of latent attention in others.
+
+    Block 3, for multi-token prediction, is there with compressed queries.
+    """
+    blocks = {name: shape for name, shape in _deepseek(4 if rank_q else 3, rank_q=rank_q, predicts=bool(rank_q)).items()
+              if not re.search(r"layers\.0\.self_attn|bias|shared", name)}  # fmt: skip
+    found = {name.replace("self_attn", "attention").replace("o_proj", "dense"): shape for name, shape in blocks.items()}
+    delta = "model.layers.0.attention."
+    found |= {f"{delta}{name}_proj.weight": (192, 64) for name in "qkvfg"}
+    found |= {f"{delta}{name}_conv1d.weight": (192, 1, 4) for name in "qkv"}
+    found |= {f"{delta}A_log": (4,), f"{delta}dt_bias": (192,), f"{delta}b_proj.weight": (4, 64),
+              f"{delta}o_norm.weight": (48,), f"{delta}o_proj.weight": (64, 192)}  # fmt: skip
+    for i in range(1, 4 if rank_q else 3):
+        layer = f"model.layers.{i}."
+        found |= {f"{layer}attention.g_proj.weight": (4, 64), f"{layer}mlp.gate.expert_bias": (4,)}
+        found |= _network(f"{layer}mlp.shared_experts.", 64, 48)
+    return found | ({"model.layers.3.final_layernorm.weight": (64,)} if rank_q else {})
+
+
 _LAYERS = r"\.layers\."
 _EXAONE_NAMES = (
     ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
@@ -1173,6 +1202,15 @@ CASES: dict[str, dict[str, Any]] = {
         "BailingMoeV2ForCausalLM", "bailing_moe_v2", _BAILING2 | {"partial_rotary_factor": 0.5}, tokenizer="qwen2",
         pre="bailingmoe2", experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp",
         tensors=_bailing(second=True),
+    ),
+    "bailing3": _case(
+        "BailingMoeV3ForCausalLM", "bailing_moe_v3", _BAILING3 | {"q_lora_rank": 32, "num_nextn_predict_layers": 1},
+        tokenizer="qwen2", pre="bailingmoe2", without=_LAYERS, tensors=_bailing3(rank_q=32), differs=(r"\.ssm_a$",),
+    ),
+    "bailing3_vl": _case(
+        "BailingMoeV3VLForConditionalGeneration", "bailing_moe_v3_vl", _BAILING3 | {"mrope_section": [2, 1, 1]},
+        tokenizer="qwen2", pre="bailingmoe2", without=_LAYERS, differs=(r"\.ssm_a$",),
+        tensors=_bailing3(rank_q=0) | {"linear_proj.0.weight": (64, 32), "visual.blocks.0.norm1.weight": (32,)},
     ),
     "sarvam": _case(
         "SarvamMoEForCausalLM", "sarvam", _BAILING2, tokenizer="ranked", pre="sarvam-moe", dtype="F32", outtype="f32",
