@@ -54,6 +54,7 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
         "phi3",
         "gptoss_mxfp4",
         pytest.param("llama_fp8", marks=pytest.mark.slow),
+        pytest.param("bailing3", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:
@@ -145,6 +146,8 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
     [
         ("mimo2", {"quantization_config": {"quant_method": "fp8", "store_dtype": "mxfp4"}}, "store_dtype is mxfp4"),
         ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
+        ("bailing3", {"no_kda_lora": False}, "for key kda.safe_gate: ValueError: no_kda_lora is False, expected True"),
+        ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )
 def test_refused_variants(case: str, fields: dict[str, object], reason: str, tmp_path: Path, plugins: Plugins) -> None:

@@ -639,6 +639,15 @@ def _refact() -> Shapes:
     return found
 
 
+def _llada() -> Shapes:
+    names = {"attn_norm": (64,), "ff_norm": (64,), "q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64),
+             "attn_out": (64, 64), "ff_proj": (96, 64), "up_proj": (96, 64), "ff_out": (64, 96)}  # fmt: skip
+    found: Shapes = {"model.transformer.wte.weight": (320, 64)}
+    for i in range(2):
+        found |= {f"model.transformer.blocks.{i}.{name}.weight": shape for name, shape in names.items()}
+    return found | {"model.transformer.ln_f.weight": (64,), "model.transformer.ff_out.weight": (320, 64)}
+
+
 def _openelm() -> Shapes:
     """Shapes of two layers of different widths."""
     found: Shapes = {"transformer.token_embeddings.weight": (320, 64), "transformer.norm.weight": (64,)}
@@ -656,6 +665,27 @@ def _smallthinker() -> Shapes:
     for i, j in ((i, j) for i in range(2) for j in range(4)):
         names = {"gate": (48, 64), "up": (48, 64), "down": (64, 48)}
         found |= {f"model.layers.{i}.block_sparse_moe.experts.{j}.{name}.weight": x for name, x in names.items()}
+    return found
+
+
+def _hunyuan_norms(n_layer: int, width: int) -> Shapes:
+    return {f"model.layers.{i}.self_attn.{name}_layernorm.weight": (width,) for i in range(n_layer)
+            for name in ("query", "key")}  # fmt: skip
+
+
+def _hy3() -> Shapes:
+    """Shapes of Hunyuan 3's experts and of its block for multi-token prediction."""
+    config = SIZES | {"head_dim": 32, "num_hidden_layers": 3}
+    block = "model.layers.2."
+    found = {name: shape for name, shape in decoder_shapes(config, qk_norm=32).items()
+             if name.startswith(block) and ".mlp." not in name}  # fmt: skip
+    found |= {f"{block}eh_proj.weight": (64, 128)}
+    found |= {f"{block}{name}.weight": (64,) for name in ("enorm", "hnorm", "final_layernorm")}
+    for i in (1, 2):
+        mlp = f"model.layers.{i}.mlp."
+        found |= {f"{mlp}router.gate.weight": (4, 64), f"{mlp}expert_bias": (4,)}
+        for name in ("shared_mlp", *(f"experts.{j}" for j in range(4))):
+            found |= _network(f"{mlp}{name}.", 64, 32)
     return found
 
 
@@ -888,6 +918,35 @@ def _grove() -> Shapes:
     for i, j in ((i, j) for i in range(2) for j in range(2)):
         found |= _network(f"model.layers.{i}.mlp.chunk_experts.{j}.", 64, 32)
     return found
+
+
+_BAILING3: dict[str, Any] = _BAILING | {
+    "first_k_dense_replace": 1, "num_hidden_layers": 3, "layer_group_size": 2, "head_dim": 48, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "short_conv_kernel_size": 4, "no_kda_lora": True,
+    "kda_safe_gate": True, "kda_lower_bound": -5.0, "gated_attention_proj_granularity_type": "head_wise",
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+    "expert_swiglu_limit_list": [None, 7.0], "share_expert_swiglu_limit_list": [5.0, None, 5.0],
+}  # fmt: skip
+
+
+def _bailing3(*, rank_q: int) -> Shapes:
+    """Shapes of delta attention in block 0, of latent attention in others.
+
+    Block 3, for multi-token prediction, is there with compressed queries.
+    """
+    blocks = {name: shape for name, shape in _deepseek(4 if rank_q else 3, rank_q=rank_q, predicts=bool(rank_q)).items()
+              if not re.search(r"layers\.0\.self_attn|bias|shared", name)}  # fmt: skip
+    found = {name.replace("self_attn", "attention").replace("o_proj", "dense"): shape for name, shape in blocks.items()}
+    delta = "model.layers.0.attention."
+    found |= {f"{delta}{name}_proj.weight": (192, 64) for name in "qkvfg"}
+    found |= {f"{delta}{name}_conv1d.weight": (192, 1, 4) for name in "qkv"}
+    found |= {f"{delta}A_log": (4,), f"{delta}dt_bias": (192,), f"{delta}b_proj.weight": (4, 64),
+              f"{delta}o_norm.weight": (48,), f"{delta}o_proj.weight": (64, 192)}  # fmt: skip
+    for i in range(1, 4 if rank_q else 3):
+        layer = f"model.layers.{i}."
+        found |= {f"{layer}attention.g_proj.weight": (4, 64), f"{layer}mlp.gate.expert_bias": (4,)}
+        found |= _network(f"{layer}mlp.shared_experts.", 64, 48)
+    return found | ({"model.layers.3.final_layernorm.weight": (64,)} if rank_q else {})
 
 
 _LAYERS = r"\.layers\."
@@ -1243,6 +1302,19 @@ CASES: dict[str, dict[str, Any]] = {
          "mask_token_id": 266},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
+    "llada": {
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "tokenizer": "qwen2", "pre": "llada-moe",
+        "config": {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 96,
+                   "max_sequence_length": 512, "vocab_size": 320, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
+                   "mask_token_id": 266},
+        "shapes": _llada(),
+    },
+    "llada_moe": _case(
+        "LLaDAMoEModelLM", "llada",
+        {"num_experts": 4, "num_experts_per_tok": 2, "expert_intermediate_size": 32, "moe_intermediate_size": 32,
+         "dense_intermediate_size": 128, "rope_theta": 5e4},
+        tokenizer="qwen2", pre="llada-moe", qk_norm=16, experts="qwen",
+    ),
     "maincoder": _case(
         "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
     ),
@@ -1274,6 +1346,18 @@ CASES: dict[str, dict[str, Any]] = {
         {"logit_scale": 0.25, "sliding_window": 64, "rotary_pct": 1.0, "layer_norm_eps": 1e-5, "rope_theta": 5e4,
          "tie_word_embeddings": True},
         tokenizer="gpt2", norms=("input_layernorm",),
+    ),
+    "cohere2moe": _case(
+        "Cohere2MoeForCausalLM", "cohere2_moe",
+        {"head_dim": 16, "layer_norm_eps": 1e-5, "rms_norm_eps": None, "logit_scale": 0.25, "sliding_window": 64,
+         "rope_theta": 5e4, "layer_types": ["sliding_attention", "full_attention"], "num_experts": 4,
+         "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
+         "prefix_dense_intermediate_size": 128, "expert_selection_fn": "sigmoid", "norm_topk_prob": True,
+         "tie_word_embeddings": True},
+        tokenizer="gpt2", experts="qwen", norms=("input_layernorm",), without=r"layers\.0\.mlp",
+        tensors=_network("model.layers.0.mlp.", 64, 128) | _network("model.layers.1.mlp.shared_experts.", 64, 96)
+        | {f"model.layers.1.mlp.experts.{j}.{name}_proj.weight": shape for j in range(4)
+           for name, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96)))},
     ),
     "seed_oss": _case(
         "SeedOssForCausalLM", "seed_oss", {"head_dim": 32, "rope_theta": 1e7}, tokenizer="qwen2", biases="qkv"
@@ -1322,6 +1406,19 @@ CASES: dict[str, dict[str, Any]] = {
         "GroveMoeForCausalLM", "grove_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e7, "head_dim": 32},
         tokenizer="qwen2", qk_norm=32, experts="qwen", tensors=_grove(),
+    ),
+    "bailing3": _case(
+        "BailingMoeV3ForCausalLM", "bailing_moe_v3", _BAILING3 | {"q_lora_rank": 32, "num_nextn_predict_layers": 1},
+        tokenizer="qwen2", pre="bailingmoe2", without=_LAYERS, tensors=_bailing3(rank_q=32), differs=(r"\.ssm_a$",),
+    ),
+    "bailing3_vl": _case(
+        "BailingMoeV3VLForConditionalGeneration", "bailing_moe_v3_vl", _BAILING3 | {"mrope_section": [2, 1, 1]},
+        tokenizer="qwen2", pre="bailingmoe2", without=_LAYERS, differs=(r"\.ssm_a$",),
+        tensors=_bailing3(rank_q=0) | {"linear_proj.0.weight": (64, 32), "visual.blocks.0.norm1.weight": (32,)},
+    ),
+    "sarvam": _case(
+        "SarvamMoEForCausalLM", "sarvam", _BAILING2, tokenizer="ranked", pre="sarvam-moe", dtype="F32", outtype="f32",
+        experts="qwen", without=r"self_attn|embed_tokens|layers\.0\.mlp", tensors=_bailing(second=True),
     ),
     "codeshell": {
         "architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "tokenizer": "gpt2",
@@ -1442,6 +1539,28 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek3_fp8": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
+    ),
+    "hunyuan_vl": _case(
+        "HunYuanVLForConditionalGeneration", "hunyuan_vl",
+        {"head_dim": 32, "rope_theta": 1e4, "tie_word_embeddings": True, "eod_token_id": 265, "pad_token_id": -1,
+         "num_experts": 1, "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
+                                            "xdrope_section": [4, 4, 4, 4]}},
+        tokenizer="deepseek", pre="hunyuan-dense", generation={"eos_token_id": [266, 265]},
+        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)},
+    ),
+    "hunyuan_vl_mrope": _case(
+        "HunYuanVLForConditionalGeneration", "hunyuan_vl",
+        {"head_dim": 32, "tie_word_embeddings": True, "eod_token_id": 265,
+         "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4,
+                             "mrope_section": [4, 4, 4, 4]}},
+        tokenizer="deepseek", pre="hunyuan-dense", tensors=_hunyuan_norms(2, 32),
+    ),
+    "hy_v3": _case(
+        "HYV3ForCausalLM", "hy_v3",
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6,
+         "num_shared_experts": 1, "route_norm": True, "router_scaling_factor": 2.5, "first_k_dense_replace": 1,
+         "num_nextn_predict_layers": 1},
+        tokenizer="deepseek", pre="hy_v4", qk_norm=32, without=r"layers\.1\.mlp", tensors=_hy3(),
     ),
     "minimax_m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",

@@ -52,7 +52,8 @@ def _model(
     Options: `pre`, another name of the pre-tokenizer; `differs`, patterns of keys and tensors that differ from
     llama.cpp's; `peer` False where its converter ends in an error; `exact`, the bound of the NMSE against
     transformers, larger where that computes GELU by erf; `transformers` False where the number of layers, 64 in the
-    files that llama.cpp knows, decides about norms or RoPE, and of encoders, which have no logits, and of Gemma 3n;
+    files that llama.cpp knows, decides about norms or RoPE, of encoders, which have no logits, of Gemma 3n and
+    Apertus;
     `more` shapes of tensors that transformers does not save;
     `pooling` a mode of sentence-transformers.
     """
@@ -226,6 +227,13 @@ MODELS: dict[str, dict[str, Any]] = {
          "eod_token_id": 265,
          "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}},
          pre="hunyuan",
+    ),
+    "apertus": _model(
+        "ApertusForCausalLM", "apertus",
+        {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0,
+                                                     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                     "original_max_position_embeddings": 64}},
+        transformers=False,
     ),
     "minimax_m2": _model(
         "MiniMaxM2ForCausalLM", "minimax_m2",

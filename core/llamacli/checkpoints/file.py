@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -93,7 +94,7 @@ class CheckpointFile:
         self.path, self._folder, self._checkpoint = folder.path, folder, checkpoint
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
-        config["modules"] = folder.modules
+        config |= {"modules": folder.modules, "numbers": folder.numbers}
         config["generation"] = read_json(folder.path / "generation_config.json")
         config["base"] = base[0].config if base else {}
         self._settings = settings_of(config, checkpoint, self._config_path)
@@ -135,9 +136,13 @@ class CheckpointFile:
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
-        config = read_json(path / "tokenizer_config.json")
-        keys |= checkpoint.tokenizer(kind, config, settings)
-        return keys | dict(self._checkpoint.tokenizer(kind, config, self._settings))
+        tokenizer = read_json(path / "tokenizer_config.json")
+        layouts = [(checkpoint, settings, f"{path}/config.json")]
+        if base:
+            layouts.append((self._checkpoint, self._settings, self._config_path))
+        for layout, fields, source in layouts:
+            keys |= value_of(partial(layout.tokenizer, kind, tokenizer), fields, source)
+        return keys
 
     # --- tensors ---
 

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llamacli.checkpoints.safetensors import Entry, SafetensorsFile
+import numpy.typing as npt
+
+from llamacli.checkpoints.safetensors import Entry, SafetensorsFile, as_float
 from llamacli.errors import ModelFormatError
 from llamacli.util.files import read_json
 
@@ -139,6 +141,12 @@ class Folder:
     def file(self, entry: Entry) -> SafetensorsFile:
         """Open file of a tensor."""
         return self._files[entry.path]
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """Numbers of a tensor, integers as they are."""
+        entry = self.entries[name]
+        bits = self.file(entry).array(name)
+        return as_float(bits, entry.dtype) if entry.dtype.startswith(("F", "BF")) else bits
 
     def describe(self) -> str:
         """Fields of config.json on one line, for messages."""

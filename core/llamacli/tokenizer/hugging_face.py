@@ -16,7 +16,7 @@ from typing import Any
 import regex
 
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8
 from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
 from llamacli.tokenizer.vocabulary import TokenKind
 from llamacli.util.files import read_json
@@ -562,9 +562,12 @@ _WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4"), "granite-embed-multi-97m")
 def pre_tokenizer(folder: Path, content: Mapping[str, Any], preferred: Sequence[str] = ()) -> str:
     """Name for `tokenizer.ggml.pre` of the rules that split as a tokenizer.json.
 
-    Of several, one of the `preferred`, else the first. ModelFormatError where none does.
+    Of several, one of the `preferred`, else the first. Merges of raw UTF-8, which have tokens for bytes, are not split
+    by rules: one of the `preferred` for them. ModelFormatError where none does.
     """
     path = folder / "tokenizer.json"
+    if content["model"].get("byte_fallback") and (raw := [name for name in preferred if name in RAW_UTF8]):
+        return raw[0]
     try:
         pieces = _split([SAMPLE], content.get("pre_tokenizer"))
     except (regex.error, KeyError) as error:

@@ -14,7 +14,7 @@ from llamacli.tokenizer.best_scores import BestScores
 from llamacli.tokenizer.byte_level import ByteLevelBPE
 from llamacli.tokenizer.longest_match import LongestMatch
 from llamacli.tokenizer.merging import RankMerging, ScoreMerging, WhitespaceMerging
-from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8, PreTokenizer
 from llamacli.tokenizer.tokenizer import Scheme, Tokenizer
 from llamacli.tokenizer.unigram import CharacterMap, Unigram
 from llamacli.tokenizer.vocabulary import (
@@ -163,8 +163,8 @@ def _byte_level(metadata: Metadata) -> TokenizerParts:
         _log.warning("%s: %s is missing, using 'default': tokens may be wrong", metadata.source, _PRE)
     vocabulary = read_vocabulary(metadata, {})
     add_eos = metadata.get_bool(_ADD_EOS, False)
-    if pre in _RAW_UTF8:
-        whole_newlines, add_bos = _RAW_UTF8[pre]
+    if pre in RAW_UTF8:
+        whole_newlines, add_bos = RAW_UTF8[pre]
         scheme = RankMerging(vocabulary, strings(metadata, MERGES), whole_newlines)
         return TokenizerParts(vocabulary, scheme, add_bos or metadata.get_bool(_ADD_BOS, False), add_eos)
     pre_tokenizer = _look_up(metadata, _PRE, pre or "default", PRE_TOKENIZERS)
@@ -227,9 +227,6 @@ def _ids_only(metadata: Metadata) -> TokenizerParts:
 
 _STRIPS_BEFORE_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 """Values of tokenizer.ggml.pre with which white space before <mask> is dropped."""
-
-_RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "sarvam-moe": (False, False)}
-"""Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""
 
 TOKENIZER_MODELS: dict[str, Callable[[Metadata], TokenizerParts]] = {
     "llama": _score_merging, "gpt2": _byte_level, "gemma4": _rank_merging, "bert": _word_piece, "t5": _unigram,

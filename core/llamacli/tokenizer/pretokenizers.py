@@ -191,3 +191,5 @@ _TABLE = (
     (PreTokenizer((_UNPUNCTUATED, r"\p{N}")), "viking"),
 )
 PRE_TOKENIZERS = {name: scheme for scheme, names in _TABLE for name in names.split()}
+RAW_UTF8 = {"gemma4": (True, True), "granite-embed-multi-311m": (True, True), "sarvam-moe": (False, False)}
+"""Values of tokenizer.ggml.pre for merges of raw UTF-8: whole runs of newlines are tokens, BOS is always added."""

@@ -1,8 +1,9 @@
-"""Hugging Face checkpoints of Ling and GroveMoE."""
+"""Hugging Face checkpoints of Ling, Sarvam and GroveMoE."""
 
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 
 from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
@@ -48,6 +49,18 @@ _KEYS: dict[str, Any] = {
     "expert_shared_count": field("num_shared_experts"), "expert_weights_norm": field("norm_topk_prob", kind=bool),
 }  # fmt: skip
 
+_SECOND = Checkpoint(
+    "bailingmoe2", ("BailingMoeV2ForCausalLM",),
+    _KEYS | {
+        "block_count": n_blocks,
+        "nextn_predict_layers": field("num_nextn_predict_layers"), "rope.dimension_count": _rope_dims,
+        "expert_shared_feed_forward_length": lambda settings: settings.get("moe_shared_expert_intermediate_size")
+        or settings["moe_intermediate_size"] * settings["num_shared_experts"],
+        "expert_weights_scale": field("routed_scaling_factor", kind=float),
+    },
+    pre=("bailingmoe2",), rename=((r"\.expert_bias$", ".expert_bias.bias"),),
+)  # fmt: skip
+
 CHECKPOINTS = (
     Checkpoint(
         "bailingmoe", ("BailingMoeForCausalLM",), _KEYS | {"expert_weights_scale": 1.0}, pre=("bailingmoe",),
@@ -57,16 +70,11 @@ CHECKPOINTS = (
         convert={f"attn_{name}.weight": _part(f"attn_{name}.weight", i) for i, name in enumerate("qkv")}
         | {"output.weight": Conversion(_normalized, computes=True)},
     ),
-    Checkpoint(
-        "bailingmoe2", ("BailingMoeV2ForCausalLM",),
-        _KEYS | {
-            "block_count": n_blocks,
-            "nextn_predict_layers": field("num_nextn_predict_layers"), "rope.dimension_count": _rope_dims,
-            "expert_shared_feed_forward_length": lambda settings: settings.get("moe_shared_expert_intermediate_size")
-            or settings["moe_intermediate_size"] * settings["num_shared_experts"],
-            "expert_weights_scale": field("routed_scaling_factor", kind=float),
-        },
-        pre=("bailingmoe2",), rename=((r"\.expert_bias$", ".expert_bias.bias"),),
+    _SECOND,
+    attrs.evolve(
+        _SECOND, classes=("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
+        keys=dict(_SECOND.keys) | {"rope.dimension_count": head_dim}, pre=("sarvam-moe",),
+        convert={"exp_probs_b.bias": Conversion(lambda array, settings: array - array.mean(), computes=True)},
     ),
     Checkpoint(
         "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),

@@ -1,9 +1,9 @@
-"""Hugging Face checkpoints of Command R, Aya, Command R7B and Command A."""
+"""Hugging Face checkpoints of Command R, Aya and Cohere 2."""
 
 from collections.abc import Callable
 from typing import Any
 
-from llamacli.plugin import Checkpoint, Settings, field, hookimpl
+from llamacli.plugin import Checkpoint, Settings, field, hookimpl, n_blocks
 
 LLAMACLI_API = 1
 
@@ -14,6 +14,21 @@ def _head_dim(settings: Settings) -> int:
 
 def _rope_dims(settings: Settings) -> int:
     return int(settings.get("rotary_pct", 1.0) * _head_dim(settings))
+
+
+def _n_dense(settings: Settings) -> int:
+    kinds = settings.get("mlp_layer_types")
+    if kinds is None:
+        return int(settings.get("first_k_dense_replace") or 0)
+    return next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+
+
+def _n_shared(settings: Settings) -> int | None:
+    if not settings.get("num_shared_experts"):
+        return None
+    if (strategy := settings.get("shared_expert_combination_strategy", "average")) != "average":
+        raise ValueError(f"shared_expert_combination_strategy is {strategy!r}, expected 'average'")
+    return int(settings["num_shared_experts"])
 
 
 _KEYS: dict[str, Any] = {
@@ -41,6 +56,22 @@ CHECKPOINTS = (
     Checkpoint(
         "cohere2", ("Cohere2ForCausalLM",), _KEYS, _DEFAULTS | {"sliding_window": 4096, "head_dim": _head_dim},
         pre=("command-r",),
+    ),
+    Checkpoint(
+        "cohere2moe", ("Cohere2MoeForCausalLM",),
+        _KEYS | {
+            "block_count": n_blocks, "rope.dimension_count": field("head_dim"),
+            "nextn_predict_layers": lambda settings: settings.get("num_nextn_predict_layers") or None,
+            "attention.sliding_window_pattern":
+            lambda settings: [kind == "sliding_attention" for kind in settings["layer_types"]],
+            "expert_feed_forward_length": field("intermediate_size"), "leading_dense_block_count": _n_dense,
+            "expert_weights_norm": field("norm_topk_prob", kind=bool), "expert_shared_count": _n_shared,
+            "expert_shared_feed_forward_length":
+            lambda settings: settings["intermediate_size"] * settings.get("num_shared_experts", 0) or None,
+        },
+        _DEFAULTS | {"sliding_window": 4096, "head_dim": 128, "norm_topk_prob": True, "expert_selection_fn": "softmax",
+                     "layer_norm_eps": 1e-5},
+        pre=("cohere2moe", "command-r"), names="exaone-moe",
     ),
 )  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu and GLM-4.7-Flash."""
+"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu, GLM-4.7-Flash and Ling 3."""
 
 from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 
 from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
 
@@ -14,7 +15,7 @@ Shape = tuple[int, ...]
 
 def _heads(shape: Shape, settings: Settings) -> tuple[int, int, int, int]:
     """Heads, sizes of a key and a value, and rank of `kv_b_proj`."""
-    n_head, n_key, n_value = (settings[name] for name in ("num_key_value_heads", "qk_nope_head_dim", "v_head_dim"))
+    n_head, n_key, n_value = (settings[name] for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
     if len(shape) != 2 or shape[0] != n_head * (n_key + n_value):
         raise ValueError(f"shape {shape}, expected {n_head} heads of {n_key} + {n_value} rows")
     return n_head, n_key, n_value, shape[1]
@@ -75,6 +76,49 @@ def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str,
     return {f"tokenizer.ggml.{name}_token_id": ids[text] for name, text in texts.items() if text in ids}
 
 
+def _has_latent(settings: Settings) -> list[bool]:
+    """Blocks of Ling 3 with latent attention, the last of each group.
+
+    All behind the groups have it.
+    """
+    n_layer, size = settings["num_hidden_layers"], settings["layer_group_size"]
+    return [i >= n_layer // size * size or (i + 1) % size == 0 for i in range(n_blocks(settings))]
+
+
+def _ling_names(settings: Settings) -> tuple[tuple[str, str], ...]:
+    latent = "|".join(str(i) for i, found in enumerate(_has_latent(settings)) if found)
+    return (
+        (r"\.attention\.", ".self_attn."), (r"\.expert_bias$", ".expert_bias.bias"), (r"\.dt_bias$", ".dt_proj.bias"),
+        (rf"(\.layers\.({latent})\.self_attn)\.g_proj\.", r"\1.gate_proj."), (r"\.([fg])_proj\.", r".\1_a_proj."),
+    )  # fmt: skip
+
+
+def _safe_gate(settings: Settings) -> bool:
+    known = {"no_kda_lora": True, "kda_safe_gate": True, "gated_attention_proj_granularity_type": "head_wise"}
+    for name, value in known.items():
+        if (found := settings.get(name)) != value:
+            raise ValueError(f"{name} is {found!r}, expected {value!r}")
+    return True
+
+
+def _limits(name: str) -> Callable[[Settings], list[float] | None]:
+    """Bounds of networks in all blocks, 0 for none."""
+
+    def limits(settings: Settings) -> list[float] | None:
+        if (found := settings.get(name)) is None:
+            return None
+        return [float(x or 0) for x in [*found, *[0] * n_blocks(settings)][: n_blocks(settings)]]
+
+    return limits
+
+
+def _sections(settings: Settings) -> list[int]:
+    found, n_rope = settings["mrope_section"][:3], settings["qk_rope_head_dim"]
+    if 2 * sum(found) != n_rope:
+        raise ValueError(f"mrope_section is {found}, expected {n_rope} / 2 in all, by qk_rope_head_dim")
+    return [*found, 0]
+
+
 _EXPERT_KEYS: dict[str, Any] = {
     "vocab_size": field("vocab_size"), "leading_dense_block_count": _dense,
     "expert_feed_forward_length": field("moe_intermediate_size"),
@@ -113,9 +157,51 @@ _LATENT = Checkpoint(
     whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
     convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
 )  # fmt: skip
+_TAPS = Conversion(
+    lambda array, settings: array.reshape(1, array.shape[0], 1, array.shape[-1]),
+    lambda shape, settings: (1, shape[0], 1, shape[-1]),
+)
+_LING = Checkpoint(
+    "bailingmoe3", ("BailingMoeV3ForCausalLM",),
+    {
+        "block_count": n_blocks, "attention.head_count_kv": lambda settings: [int(x) for x in _has_latent(settings)],
+        "vocab_size": field("vocab_size"), "ssm.conv_kernel": field("short_conv_kernel_size"),
+        "kda.head_dim": field("head_dim"), "kda.safe_gate": _safe_gate,
+        "kda.gate_lower_bound": field("kda_lower_bound", kind=float), "rope.dimension_count": field("qk_rope_head_dim"),
+        **{f"attention.{name}": _LATENT.keys[f"attention.{name}"] for name in (
+            "q_lora_rank", "kv_lora_rank", "key_length", "key_length_mla", "value_length_mla")},
+        "expert_feed_forward_length": field("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": field("moe_shared_expert_intermediate_size"),
+        "expert_shared_count": field("num_shared_experts"),
+        "leading_dense_block_count": field("first_k_dense_replace"),
+        "expert_weights_scale": field("routed_scaling_factor", kind=float),
+        "expert_weights_norm": field("norm_topk_prob", kind=bool),
+        "swiglu_clamp_exp": _limits("expert_swiglu_limit_list"),
+        "swiglu_clamp_shexp": _limits("share_expert_swiglu_limit_list"),
+        "nextn_predict_layers": lambda settings: settings.get("num_nextn_predict_layers") or None,
+    },
+    {"num_shared_experts": 1}, pre=("bailingmoe2",), rename=_ling_names, names="kimi-linear",
+    tensors={
+        f"model.layers.{{}}.{name}": f"blk.{{}}.{target}" for name, target in {
+            "self_attn.gate_proj": "attn_gate", "final_layernorm": "layer_output_norm",
+            **{name: f"nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")},
+        }.items()
+    },
+    whole=_LATENT.whole,
+    convert=dict(_LATENT.convert) | {f"ssm_conv1d_{name}.weight": _TAPS for name in "qkv"} | {
+        "ssm_a": Conversion(
+            lambda array, settings: np.exp(array)[:, None], lambda shape, settings: (*shape, 1), computes=True
+        ),
+    },
+)  # fmt: skip
 
 CHECKPOINTS = (
     _LATENT,
+    _LING,
+    attrs.evolve(
+        _LING, classes=("BailingMoeV3VLForConditionalGeneration",), drop=(r"^linear_proj\.",),
+        keys=dict(_LING.keys) | {"rope.dimension_sections": _sections},
+    ),
     attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
     attrs.evolve(
         _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
