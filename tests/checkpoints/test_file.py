@@ -303,6 +303,13 @@ def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> No
     expect(folder, plugins, "tokenizer_config.json", "no '<|user|>'")
 
 
+def test_settings_of_the_tokenizer_that_are_missing(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "arctic")
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"unk_token"', '"unknown"'))
+    expect(folder, plugins, f"{folder}: tokenizer: 'unk_token' is missing")
+
+
 def test_names_of_one_architecture_are_not_those_of_others() -> None:
     name = "model.layers.0.post_attention_layernorm"
     before = TensorNameMap(gguf.MODEL_ARCH.LLAMA, 1).get_name(name)

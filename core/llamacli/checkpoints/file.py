@@ -124,7 +124,11 @@ class CheckpointFile:
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
-        return keys | dict(checkpoint.tokenizer(kind, read_json(folder / "tokenizer_config.json"), self._settings))
+        settings = self._settings | {"folder": folder, "vocabulary": keys}
+        config = read_json(folder / "tokenizer_config.json")
+        return keys | value_of(
+            lambda given: dict(checkpoint.tokenizer(kind, config, given)), settings, f"{folder}: tokenizer"
+        )
 
     # --- tensors ---
 
