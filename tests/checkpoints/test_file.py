@@ -143,6 +143,7 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
     ("case", "fields", "reason"),
     [
         ("mimo2", {"quantization_config": {"quant_method": "fp8", "store_dtype": "mxfp4"}}, "store_dtype is mxfp4"),
+        ("maple", {"norm_topk_prob": False}, "for key vocab_size: ValueError: norm_topk_prob is False, expected True"),
         ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
     ],
 )
