@@ -145,6 +145,7 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
     ("case", "fields", "reason"),
     [
         ("mimo2", {"quantization_config": {"quant_method": "fp8", "store_dtype": "mxfp4"}}, "store_dtype is mxfp4"),
+        ("maple", {"norm_topk_prob": False}, "for key vocab_size: ValueError: norm_topk_prob is False, expected True"),
         ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
         ("bailing3", {"no_kda_lora": False}, "for key kda.safe_gate: ValueError: no_kda_lora is False, expected True"),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
@@ -346,6 +347,13 @@ def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> No
     path = folder / "tokenizer_config.json"
     path.write_text(path.read_text().replace("<|user|>", "<|you|>"))
     expect(folder, plugins, "tokenizer_config.json", "no '<|user|>'")
+
+
+def test_settings_of_the_tokenizer_that_are_missing(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "arctic")
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"unk_token"', '"unknown"'))
+    expect(folder, plugins, f"{folder}: tokenizer: 'unk_token' is missing")
 
 
 def test_names_of_one_architecture_are_not_those_of_others() -> None:

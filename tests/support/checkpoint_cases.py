@@ -33,6 +33,7 @@ DEEPSEEK_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+INCLUDED = "{% include 'chat_template.jinja' %}"
 
 
 # --- safetensors -----------------------------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ def write_bpe(
     bos: bool = False,
     kind: str = "PreTrainedTokenizerFast",
     more: Iterable[str] = (),
+    chat_template: str = TEMPLATE,
 ) -> int:
     """Write tokenizer.json of a byte-level BPE; return the number of tokens."""
     merges = [("\u0120", "t"), ("h", "e"), ("i", "n"), ("\u0120t", "he"), ("e", "r"), ("o", "n"), ("\u0120", "a")]
@@ -103,7 +105,7 @@ def write_bpe(
     added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>", *more]
     tokens = [
         {"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": text != "<tool>"}
+         "normalized": False, "special": text not in ("<tool>", "</assistant>")}
         for i, text in enumerate(added)
     ]  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": split is None}
@@ -129,7 +131,7 @@ def write_bpe(
                "pre_tokenizer": pre, "post_processor": post, "decoder": byte_level, "model": model}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(content))
     settings = {"tokenizer_class": kind, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-                "model_max_length": 256, "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False,
+                "model_max_length": 256, "chat_template": chat_template, "clean_up_tokenization_spaces": False,
                 "added_tokens_decoder": {str(token["id"]): {k: v for k, v in token.items() if k != "id"}
                                          for token in tokens}}  # fmt: skip
     if bos:
@@ -835,6 +837,12 @@ def _deci() -> Shapes:
     return found
 
 
+def _arctic() -> Shapes:
+    """Shapes of the networks beside experts, and of norms."""
+    found: Shapes = {f"model.layers.{i}.input_layernorm.weight": (64,) for i in range(2)}
+    return found | {f"model.layers.{i}.residual_mlp.w{n}.weight": (64, 64) for i in range(2) for n in (1, 2, 3)}
+
+
 def _grok() -> Shapes:
     """Shapes of two layers under Grok 1's names."""
     found: Shapes = {"transformer.in_out_embed.weight": (320, 64), "transformer.rms_norm.weight": (64,)}
@@ -1133,6 +1141,12 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="qwen2", jinja=True, pre="grok-2", experts="mixtral",
         norms=("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm"),
         tensors=_network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.", 64, 96),
+    ),
+    "arctic": _case(
+        "ArcticForCausalLM", "arctic",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e4}, tokenizer="sentencepiece",
+        added={309: "<|im_end|>"}, experts="mixtral", norms=("post_attention_layernorm", "residual_layernorm"),
+        tensors=_arctic(),
     ),
     "llama_fp8": _case(
         "LlamaForCausalLM", "llama", {"rope_theta": 1e4, "quantization_config": FP8},
@@ -1687,6 +1701,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "gpt4o": {"split": GPT4O_SPLIT},
     "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
     "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
+    "laguna": {"split": (r"\n+|[^\n]+", QWEN2_SPLIT), "more": ("</assistant>",), "chat_template": INCLUDED},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""

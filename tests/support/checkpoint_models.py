@@ -551,6 +551,19 @@ MODELS: dict[str, dict[str, Any]] = {
         transformers=False, more={"lm_head.weight": [40, 64]},
     ),
     "t5encoder": _model("T5EncoderModel", "t5", _T5, tokenizer="unigram", sizes={}, transformers=False),
+    "laguna": _model(
+        "LagunaForCausalLM", "laguna",
+        {"head_dim": 32, "num_attention_heads_per_layer": [4, 6, 4], "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "sliding_window": 64,
+         "num_hidden_layers": 3, "moe_routed_scaling_factor": 2.5, "bos_token_id": 263, "eos_token_id": [263, 265],
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "beta_fast": 32.0,
+                                "beta_slow": 1.0, "original_max_position_embeddings": 128,
+                                "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+        tokenizer="laguna", jinja=True,
+    ),
     "afmoe": _model(
         "AfmoeForCausalLM", "afmoe",
         {"head_dim": 16, "rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,

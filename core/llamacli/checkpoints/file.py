@@ -137,11 +137,12 @@ class CheckpointFile:
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
         tokenizer = read_json(path / "tokenizer_config.json")
-        layouts = [(checkpoint, settings, f"{path}/config.json")]
+        layouts = [(checkpoint, settings)]
         if base:
-            layouts.append((self._checkpoint, self._settings, self._config_path))
-        for layout, fields, source in layouts:
-            keys |= value_of(partial(layout.tokenizer, kind, tokenizer), fields, source)
+            layouts.append((self._checkpoint, self._settings))
+        for layout, fields in layouts:
+            given = {**fields, "folder": path, "vocabulary": keys}
+            keys |= value_of(partial(layout.tokenizer, kind, tokenizer), given, f"{path}: tokenizer")
         return keys
 
     # --- tensors ---

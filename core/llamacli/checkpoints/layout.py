@@ -46,7 +46,8 @@ class Checkpoint:
     - `defaults`: values of fields that config.json lacks, as transformers has them, or functions of the others.
     - `vocabulary`: kinds of tokenizers that are looked for, see `vocabulary_keys`; without any, files have none.
       `pre` are preferred names of `tokenizer.ggml.pre`; `tokenizer` returns further keys, of the kind,
-      tokenizer_config.json and config.json. `user_defined` are texts of special tokens that files call user-defined.
+      tokenizer_config.json and config.json, which has the `folder` and the keys of the `vocabulary` too.
+      `user_defined` are texts of special tokens that files call user-defined.
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
       block, where the map has none.

@@ -1,9 +1,10 @@
-"""Hugging Face checkpoints of Llama 4, Maple and Grok, mixtures of experts."""
+"""Hugging Face checkpoints of Llama 4, Maple, Grok, Arctic and Laguna."""
 
 from collections.abc import Callable
 from typing import Any
 
 from llamacli.plugin import (
+    INTERLEAVED,
     TRANSPOSED,
     Checkpoint,
     Conversion,
@@ -19,6 +20,8 @@ from llamacli_llama import checkpoints as llama
 LLAMACLI_API = 1
 
 Shape = tuple[int, ...]
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Types of tokens in files."""
 
 
 # --- Llama 4 ---
@@ -73,6 +76,51 @@ _YARN = {
     "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
 }  # fmt: skip
+
+# --- Arctic ---
+
+
+def _redefined(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Tokens of tokenizer_config.json, which replace pieces of tokenizer.model."""
+    names = [f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type")]
+    tokens, scores, types = (list(settings["vocabulary"][name]) for name in names)
+    for number, added in tokenizer.get("added_tokens_decoder", {}).items():
+        if (i := int(number)) < len(tokens):
+            unknown, special = added["content"] == tokenizer["unk_token"], bool(added.get("special"))
+            types[i] = _USER_DEFINED if not special else _UNKNOWN if unknown else _CONTROL
+            tokens[i], scores[i] = added["content"], 0.0 if special else -10000.0
+    return dict(zip(names, (tokens, scores, types), strict=True))
+
+
+# --- Laguna ---
+
+
+def _turns(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """End of turns, a control token, and the template's own file."""
+    vocabulary, ends = settings["vocabulary"], settings.get("eos_token_id")
+    tokens = zip(vocabulary["tokenizer.ggml.tokens"], vocabulary["tokenizer.ggml.token_type"], strict=True)
+    types = [_CONTROL if text == "</assistant>" else number for text, number in tokens]
+    found: dict[str, Any] = {"tokenizer.ggml.token_type": types}
+    if (path := settings["folder"] / "chat_template.jinja").is_file():
+        found["tokenizer.chat_template"] = path.read_text("utf-8")
+    others = [end for end in ends if end != settings.get("bos_token_id")] if isinstance(ends, list) else []
+    return found | ({"tokenizer.ggml.eot_token_id": others[0]} if others else {})
+
+
+def _share(kind: str) -> Callable[[Settings], int | None]:
+    """Rotated numbers of heads in layers with this attention."""
+
+    def found(settings: Settings) -> int | None:
+        rope = settings["rope_parameters"].get(kind)
+        return None if rope is None else int(settings["head_dim"] * float(rope.get("partial_rotary_factor", 1.0)))
+
+    return found
+
+
+def _n_dense(settings: Settings) -> int:
+    kinds = settings["mlp_layer_types"]
+    return next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+
 
 CHECKPOINTS = (
     Checkpoint(
@@ -129,6 +177,35 @@ CHECKPOINTS = (
             "logit_scale": field("output_multiplier_scale", kind=float),
         },
         vocabulary=("sentencepiece", "bpe"), pre=("grok-2",),
+    ),
+    Checkpoint(
+        "arctic", ("ArcticForCausalLM",),
+        {
+            "vocab_size": field("vocab_size"),
+            "rope.dimension_count": lambda settings: settings["hidden_size"] // settings["num_attention_heads"],
+        },
+        vocabulary=("sentencepiece",), tokenizer=_redefined, convert=INTERLEAVED,
+    ),
+    Checkpoint(
+        "laguna", ("LagunaForCausalLM",),
+        {
+            "vocab_size": field("vocab_size"),
+            "attention.head_count": lambda settings: settings.get("num_attention_heads_per_layer")
+            or [settings["num_attention_heads"]] * settings["num_hidden_layers"],
+            "attention.sliding_window": lambda settings: settings.get("sliding_window") or None,
+            "rope.dimension_count": _share("full_attention"), "rope.dimension_count_swa": _share("sliding_attention"),
+            "expert_feed_forward_length": field("moe_intermediate_size"),
+            "expert_shared_feed_forward_length": field("shared_expert_intermediate_size"),
+            "expert_weights_norm": True, "expert_gating_func": 2, "leading_dense_block_count": _n_dense,
+            "expert_weights_scale": field("moe_routed_scaling_factor", kind=float),
+        },
+        {"mlp_layer_types": lambda settings: ["dense"] + ["sparse"] * (settings["num_hidden_layers"] - 1),
+         "moe_routed_scaling_factor": 1.0},
+        pre=("laguna",), tokenizer=_turns, names="dots1",
+        tensors={
+            "model.layers.{}.self_attn.g_proj": "blk.{}.attn_gate",
+            "model.layers.{}.mlp.experts.e_score_correction": "blk.{}.exp_probs_b",
+        },
     ),
 )  # fmt: skip
 
