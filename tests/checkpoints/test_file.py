@@ -146,6 +146,11 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
         ("mimo2", {"quantization_config": {"quant_method": "fp8", "store_dtype": "mxfp4"}}, "store_dtype is mxfp4"),
         ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
         ("bailing3", {"no_kda_lora": False}, "for key kda.safe_gate: ValueError: no_kda_lora is False, expected True"),
+        (
+            "minimax_01",
+            {"layernorm_mlp_beta": 2.0},
+            "residual_scale: ValueError: layernorm_*_alpha are [3.5] and betas",
+        ),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )

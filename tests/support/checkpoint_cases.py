@@ -1358,6 +1358,18 @@ CASES: dict[str, dict[str, Any]] = {
          "num_nextn_predict_layers": 1},
         tokenizer="deepseek", pre="hy_v4", qk_norm=32, without=r"layers\.1\.mlp", tensors=_hy3(),
     ),
+    "minimax_01": _case(
+        "MiniMaxText01ForCausalLM", "minimax_text_01",
+        {"num_hidden_layers": 8, "head_dim": 16, "rotary_dim": 8, "rope_theta": 1e7, "num_local_experts": 2,
+         "num_experts_per_tok": 1}
+        | {f"layernorm_{kind}_{name}": x for name, x in (("alpha", 3.5), ("beta", 1.0))
+           for kind in ("full_attention", "linear_attention", "mlp")},
+        tokenizer="qwen2", shards=2, zeroed={"model.embed_tokens.weight": 300}, experts="mixtral",
+        without=r"layers\.[0-6]\.self_attn", differs=("chat_template",),
+        tensors={f"model.layers.{i}.self_attn.{name}.weight": shape for i in range(7)
+                 for name, shape in (("qkv_proj", (192, 64)), ("norm", (64,)), ("output_gate", (64, 64)),
+                                     ("out_proj", (64, 64)))},
+    ),
     "minimax_m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",
         "config": {"text_config": SIZES | {
@@ -1565,6 +1577,9 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         (path / "1_Pooling").mkdir()
         (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
     tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
+    for zeroed, first in case.get("zeroed", {}).items():
+        dtype, shape, raw = tensors[zeroed]
+        tensors[zeroed] = dtype, shape, raw[: len(raw) // shape[0] * first].ljust(len(raw), b"\0")
     if case.get("fp8"):
         tensors = {name: entry for tensor, old in tensors.items() for name, entry in _float8(tensor, old).items()}
     write_shards(path, tensors, case.get("shards", 1))

@@ -13,8 +13,9 @@ Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
-`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, `pooling` GGUF's
-number of what modules.json names, `modules` its folders by type, `generation` the fields of generation_config.json."""
+`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, or a slice of its
+rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type, `generation` the fields of
+generation_config.json."""
 Shape = tuple[int, ...]
 
 
