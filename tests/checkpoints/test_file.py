@@ -151,6 +151,7 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
             {"layernorm_mlp_beta": 2.0},
             "residual_scale: ValueError: layernorm_*_alpha are [3.5] and betas",
         ),
+        ("hunyuan_moe", {"moe_topk": [1, 2]}, "expert_used_count: ValueError: moe_topk is [1, 2], expected one number"),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )

@@ -7,7 +7,7 @@ Run it from `tests/` with an interpreter that has torch, transformers, sentencep
 
 The scripts are convert_hf_to_gguf.py and convert_lora_to_gguf.py. The name of the pre-tokenizer, which they find by a
 digest of known vocabularies, is given to them. Of DeepSeek-V3.2's tokenizer they ask for a flag that transformers 5
-drops.
+drops, of Hunyuan-A13B's for what its own program reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ import json, runpy, sys, traceback
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
 from conversion.base import TextModel
 from conversion.deepseek import DeepseekV32Model
-DeepseekV32Model.set_vocab = TextModel._set_vocab_gpt2
+from conversion.hunyuan import HunYuanMoEModel
+DeepseekV32Model.set_vocab = HunYuanMoEModel.set_vocab = TextModel._set_vocab_gpt2
 for line in sys.stdin:
     job = json.loads(line)
     TextModel.get_vocab_base_pre = lambda self, tokenizer: job["pre"]

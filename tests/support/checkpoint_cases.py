@@ -633,6 +633,16 @@ def _hunyuan_norms(n_layer: int, width: int) -> Shapes:
             for name in ("query", "key")}  # fmt: skip
 
 
+def _hunyuan_experts() -> Shapes:
+    found: Shapes = {}
+    for i in range(2):
+        mlp = f"model.layers.{i}.mlp."
+        found |= _network(f"{mlp}shared_mlp.", 256, 96) | {f"{mlp}gate.wg.weight": (4, 256)}
+        for j in range(4):
+            found |= _network(f"{mlp}experts.{j}.", 256, 96)
+    return found
+
+
 def _hy3() -> Shapes:
     """Shapes of Hunyuan 3's experts and of its block for multi-token prediction."""
     config = SIZES | {"head_dim": 32, "num_hidden_layers": 3}
@@ -1335,6 +1345,13 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek3_fp8": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
+    ),
+    "hunyuan_moe": _case(
+        "HunYuanMoEV1ForCausalLM", "hunyuan",
+        {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "moe_topk": [2, 2],
+         "num_shared_expert": [1, 1], "max_position_embeddings": 32768, "rope_theta": 1e4, "tie_word_embeddings": True,
+         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "moe_intermediate_size": [96, 96]},
+        tokenizer="qwen2", pre="hunyuan", without=r"\.mlp\.", tensors=_hunyuan_norms(2, 128) | _hunyuan_experts(),
     ),
     "hunyuan_vl": _case(
         "HunYuanVLForConditionalGeneration", "hunyuan_vl",
