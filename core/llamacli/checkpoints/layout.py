@@ -53,6 +53,7 @@ class Checkpoint:
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
+    - `float32`: such names of matrices that are float32 in all files, or a function that returns them.
     - `extra`: tensors that are computed from the fields of config.json.
     - `variant`: the layout to take for these fields, where files of one class have several architectures.
     """
@@ -75,6 +76,7 @@ class Checkpoint:
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
     names: str = ""
+    float32: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
 
     @property
     def name(self) -> str:
