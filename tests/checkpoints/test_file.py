@@ -152,6 +152,8 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
             "residual_scale: ValueError: layernorm_*_alpha are [3.5] and betas",
         ),
         ("hunyuan_moe", {"moe_topk": [1, 2]}, "expert_used_count: ValueError: moe_topk is [1, 2], expected one number"),
+        ("hy_v4", {"indexer_types": ["full", "half"]}, "ValueError: indexer_types is ['full', 'half'], expected"),
+        ("hy_v4", {"mlp_layer_types": ["sparse", "dense"]}, "first_k_dense_replace None: dense blocks must come first"),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )

@@ -511,6 +511,29 @@ def _deepseek(
     return found | {f"model.layers.{n_layer - 1}.{name}.weight": shape for name, shape in head.items()}
 
 
+def _hy4() -> Shapes:
+    """Shapes of latent attention with streams, gates, sinks and one indexer."""
+    found = {name: shape for name, shape in _deepseek(2, rank_q=32, indexer=True).items()
+             if ".experts." not in name and not name.startswith("model.layers.1.self_attn.indexer")}  # fmt: skip
+    found |= {
+        "model.layers.1.mlp.experts.gate_up_proj": (4, 64, 64),
+        "model.layers.1.mlp.experts.down_proj": (4, 64, 32),
+    }
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        found |= {f"{layer}self_attn.learnable_sink_param": (4,), f"{layer}self_attn.linear_gate.weight": (96, 64)}
+        for kind in ("attn", "mlp"):
+            at = f"{layer}hc_{kind}_layer.hc_pre.hc_"
+            found |= {f"{at}fn": (4, 128), f"{at}base": (4,), f"{at}scale": (2,)}
+    at = "model.hc_head.hc_head_"
+    return found | {
+        f"{at}fn": (2, 128),
+        f"{at}base": (2,),
+        f"{at}scale": (1,),
+        "model.mtp_layers.0.enorm.weight": (64,),
+    }
+
+
 _DEEPSEEK: dict[str, Any] = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
@@ -1313,6 +1336,15 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True) | {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
+    ),
+    "hy_v4": _case(
+        "HYV4ForCausalLM", "hunyuan_v4",
+        _DEEPSEEK_V3 | {"n_group": 1, "num_key_value_heads": 2, "rope_scaling": None, "scoring_func": None,
+                        "num_nextn_predict_layers": 0, "mlp_layer_types": ["dense", "sparse"], "hc_mult": 2,
+                        "first_k_dense_replace": None, "hc_eps": 0.01, "hc_magnitude": 2.0, "swiglu_limit": 10.0,
+                        "indexer_types": ["full", "shared"], "index_n_heads": 2, "index_head_dim": 32,
+                        "index_topk": 8, "enable_lm_head_fp32": True},
+        tokenizer="deepseek", pre="hy_v4", without=_LAYERS, tensors=_hy4(),
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",
