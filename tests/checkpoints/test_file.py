@@ -148,6 +148,14 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
         ("maple", {"norm_topk_prob": False}, "for key vocab_size: ValueError: norm_topk_prob is False, expected True"),
         ("spark2_5", {"hidden_act": "silu"}, "for key vocab_size: ValueError: hidden_act is 'silu', expected 'gelu'"),
         ("bailing3", {"no_kda_lora": False}, "for key kda.safe_gate: ValueError: no_kda_lora is False, expected True"),
+        (
+            "minimax_01",
+            {"layernorm_mlp_beta": 2.0},
+            "residual_scale: ValueError: layernorm_*_alpha are [3.5] and betas",
+        ),
+        ("hunyuan_moe", {"moe_topk": [1, 2]}, "expert_used_count: ValueError: moe_topk is [1, 2], expected one number"),
+        ("hy_v4", {"indexer_types": ["full", "half"]}, "ValueError: indexer_types is ['full', 'half'], expected"),
+        ("hy_v4", {"mlp_layer_types": ["sparse", "dense"]}, "first_k_dense_replace None: dense blocks must come first"),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )

@@ -553,6 +553,29 @@ def _deepseek(
     return found | {f"model.layers.{n_layer - 1}.{name}.weight": shape for name, shape in head.items()}
 
 
+def _hy4() -> Shapes:
+    """Shapes of latent attention with streams, gates, sinks and one indexer."""
+    found = {name: shape for name, shape in _deepseek(2, rank_q=32, indexer=True).items()
+             if ".experts." not in name and not name.startswith("model.layers.1.self_attn.indexer")}  # fmt: skip
+    found |= {
+        "model.layers.1.mlp.experts.gate_up_proj": (4, 64, 64),
+        "model.layers.1.mlp.experts.down_proj": (4, 64, 32),
+    }
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        found |= {f"{layer}self_attn.learnable_sink_param": (4,), f"{layer}self_attn.linear_gate.weight": (96, 64)}
+        for kind in ("attn", "mlp"):
+            at = f"{layer}hc_{kind}_layer.hc_pre.hc_"
+            found |= {f"{at}fn": (4, 128), f"{at}base": (4,), f"{at}scale": (2,)}
+    at = "model.hc_head.hc_head_"
+    return found | {
+        f"{at}fn": (2, 128),
+        f"{at}base": (2,),
+        f"{at}scale": (1,),
+        "model.mtp_layers.0.enorm.weight": (64,),
+    }
+
+
 _DEEPSEEK: dict[str, Any] = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
@@ -673,6 +696,16 @@ def _smallthinker() -> Shapes:
 def _hunyuan_norms(n_layer: int, width: int) -> Shapes:
     return {f"model.layers.{i}.self_attn.{name}_layernorm.weight": (width,) for i in range(n_layer)
             for name in ("query", "key")}  # fmt: skip
+
+
+def _hunyuan_experts() -> Shapes:
+    found: Shapes = {}
+    for i in range(2):
+        mlp = f"model.layers.{i}.mlp."
+        found |= _network(f"{mlp}shared_mlp.", 256, 96) | {f"{mlp}gate.wg.weight": (4, 256)}
+        for j in range(4):
+            found |= _network(f"{mlp}experts.{j}.", 256, 96)
+    return found
 
 
 def _hy3() -> Shapes:
@@ -1522,6 +1555,15 @@ CASES: dict[str, dict[str, Any]] = {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
     ),
+    "hy_v4": _case(
+        "HYV4ForCausalLM", "hunyuan_v4",
+        _DEEPSEEK_V3 | {"n_group": 1, "num_key_value_heads": 2, "rope_scaling": None, "scoring_func": None,
+                        "num_nextn_predict_layers": 0, "mlp_layer_types": ["dense", "sparse"], "hc_mult": 2,
+                        "first_k_dense_replace": None, "hc_eps": 0.01, "hc_magnitude": 2.0, "swiglu_limit": 10.0,
+                        "indexer_types": ["full", "shared"], "index_n_heads": 2, "index_head_dim": 32,
+                        "index_topk": 8, "enable_lm_head_fp32": True},
+        tokenizer="deepseek", pre="hy_v4", without=_LAYERS, tensors=_hy4(),
+    ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",
         {"num_experts": 4, "moe_intermediate_size": 32, "language_config": SIZES | _DEEPSEEK_MOE
@@ -1554,6 +1596,13 @@ CASES: dict[str, dict[str, Any]] = {
         "DeepseekV3ForCausalLM", "deepseek_v3", _DEEPSEEK_V3 | {"quantization_config": FP8},
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True), fp8=True,
     ),
+    "hunyuan_moe": _case(
+        "HunYuanMoEV1ForCausalLM", "hunyuan",
+        {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "moe_topk": [2, 2],
+         "num_shared_expert": [1, 1], "max_position_embeddings": 32768, "rope_theta": 1e4, "tie_word_embeddings": True,
+         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "moe_intermediate_size": [96, 96]},
+        tokenizer="qwen2", pre="hunyuan", without=r"\.mlp\.", tensors=_hunyuan_norms(2, 128) | _hunyuan_experts(),
+    ),
     "hunyuan_vl": _case(
         "HunYuanVLForConditionalGeneration", "hunyuan_vl",
         {"head_dim": 32, "rope_theta": 1e4, "tie_word_embeddings": True, "eod_token_id": 265, "pad_token_id": -1,
@@ -1575,6 +1624,18 @@ CASES: dict[str, dict[str, Any]] = {
          "num_shared_experts": 1, "route_norm": True, "router_scaling_factor": 2.5, "first_k_dense_replace": 1,
          "num_nextn_predict_layers": 1},
         tokenizer="deepseek", pre="hy_v4", qk_norm=32, without=r"layers\.1\.mlp", tensors=_hy3(),
+    ),
+    "minimax_01": _case(
+        "MiniMaxText01ForCausalLM", "minimax_text_01",
+        {"num_hidden_layers": 8, "head_dim": 16, "rotary_dim": 8, "rope_theta": 1e7, "num_local_experts": 2,
+         "num_experts_per_tok": 1}
+        | {f"layernorm_{kind}_{name}": x for name, x in (("alpha", 3.5), ("beta", 1.0))
+           for kind in ("full_attention", "linear_attention", "mlp")},
+        tokenizer="qwen2", shards=2, zeroed={"model.embed_tokens.weight": 300}, experts="mixtral",
+        without=r"layers\.[0-6]\.self_attn", differs=("chat_template",),
+        tensors={f"model.layers.{i}.self_attn.{name}.weight": shape for i in range(7)
+                 for name, shape in (("qkv_proj", (192, 64)), ("norm", (64,)), ("output_gate", (64, 64)),
+                                     ("out_proj", (64, 64)))},
     ),
     "minimax_m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3", "tokenizer": "qwen2",
@@ -1793,6 +1854,9 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         (path / "1_Pooling").mkdir()
         (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
     tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
+    for zeroed, first in case.get("zeroed", {}).items():
+        dtype, shape, raw = tensors[zeroed]
+        tensors[zeroed] = dtype, shape, raw[: len(raw) // shape[0] * first].ljust(len(raw), b"\0")
     if case.get("fp8"):
         tensors = {name: entry for tensor, old in tensors.items() for name, entry in _float8(tensor, old).items()}
     write_shards(path, tensors, case.get("shards", 1))

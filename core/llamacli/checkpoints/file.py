@@ -99,6 +99,7 @@ class CheckpointFile:
         config["base"] = base[0].config if base else {}
         self._settings = settings_of(config, checkpoint, self._config_path)
         self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
+        self._float32 = _ALWAYS_F32.union(value_of(checkpoint.float32, self._settings, self._config_path))
         configured = configured_keys(self._settings, checkpoint, self._config_path)
         self._scales = self._quantized()
         n_layer = configured.get(f"{checkpoint.architecture}.block_count")
@@ -300,7 +301,7 @@ class CheckpointFile:
     def _info(self, name: str, source: _Source) -> TensorInfo:
         base = re.sub(r"^blk\.\d+\.", "", name)
         is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
-        kind = TensorType.F32 if is_plain or base in _ALWAYS_F32 else self.kind
+        kind = TensorType.F32 if is_plain or base in self._float32 else self.kind
         if source.packed:
             kind = TensorType.MXFP4
         elif source.conversion and source.conversion.integers:

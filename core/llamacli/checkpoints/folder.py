@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy.typing as npt
@@ -142,10 +143,10 @@ class Folder:
         """Open file of a tensor."""
         return self._files[entry.path]
 
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        """Numbers of a tensor, integers as they are."""
+    def numbers(self, name: str, rows: slice | EllipsisType = ...) -> npt.NDArray[Any]:
+        """Numbers of a tensor, or of these rows, integers as they are."""
         entry = self.entries[name]
-        bits = self.file(entry).array(name)
+        bits = self.file(entry).array(name)[rows]
         return as_float(bits, entry.dtype) if entry.dtype.startswith(("F", "BF")) else bits
 
     def describe(self) -> str:

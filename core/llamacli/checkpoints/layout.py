@@ -14,9 +14,9 @@ Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
-`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, `pooling` GGUF's
-number of what modules.json names, `modules` its folders by type, `generation` the fields of generation_config.json,
-`base` those of the model of a draft head."""
+`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, or a slice of its
+rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type, `generation` the fields of
+generation_config.json, `base` those of the model of a draft head."""
 Shape = tuple[int, ...]
 
 
@@ -56,6 +56,7 @@ class Checkpoint:
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
+    - `float32`: such names of matrices that are float32 in all files, or a function that returns them.
     - `extra`: tensors that are computed from the fields of config.json.
     - `is_draft`: these are draft heads, whose vocabulary is that of their model's folder.
     - `variant`: the layout to take for these fields, where files of one class have several architectures.
@@ -79,6 +80,7 @@ class Checkpoint:
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
     names: str = ""
+    float32: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
     is_draft: bool = False
 
     @property

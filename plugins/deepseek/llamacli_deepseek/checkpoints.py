@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu, GLM-4.7-Flash and Ling 3."""
+"""Hugging Face checkpoints of DeepSeek and others with latent attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +119,42 @@ def _sections(settings: Settings) -> list[int]:
     return [*found, 0]
 
 
+def _hy4_dense(settings: Settings) -> int:
+    """Number of dense blocks, all of which come first."""
+    kinds, stated = settings.get("mlp_layer_types"), settings.get("first_k_dense_replace")
+    if kinds is None and stated is None:
+        raise KeyError("mlp_layer_types")
+    n_dense = stated if kinds is None else sum(kind == "dense" for kind in kinds)
+    if kinds and ("dense" in kinds[n_dense:] or stated not in (None, n_dense)):
+        raise ValueError(f"mlp_layer_types is {kinds} and first_k_dense_replace {stated}: dense blocks must come first")
+    return int(n_dense or 0)
+
+
+def _chooses(settings: Settings) -> list[bool] | None:
+    """Blocks of Hunyuan 4 with an indexer; None if there are none."""
+    kinds = settings.get("indexer_types") or settings.get("layer_types") or []
+    found = [kind in ("full", "sparse_attention", "deepseek_sparse_attention") for kind in kinds]
+    if not any(found):
+        return None
+    if len(found) < settings["num_hidden_layers"] or (settings.get("indexer_types") and {*kinds} - {"full", "shared"}):
+        raise ValueError(f"indexer_types is {kinds}, expected 'full' or 'shared' for each block")
+    return found[: settings["num_hidden_layers"]]
+
+
+def _of_indexer(name: str) -> Callable[[Settings], int | None]:
+    return lambda settings: None if _chooses(settings) is None else int(settings[name])
+
+
+def _hy4_float32(settings: Settings) -> tuple[str, ...]:
+    gates = tuple(f"{name}_fn.weight" for name in ("hc_attn", "hc_ffn", "output_hc"))
+    return (*gates, "output.weight") if settings.get("enable_lm_head_fp32") else gates
+
+
+def _groups(name: str) -> Callable[[Settings], int | None]:
+    """Number of groups of experts, if there are several."""
+    return lambda settings: None if settings.get("n_group") == settings.get("topk_group") == 1 else settings.get(name)
+
+
 _EXPERT_KEYS: dict[str, Any] = {
     "vocab_size": field("vocab_size"), "leading_dense_block_count": _dense,
     "expert_feed_forward_length": field("moe_intermediate_size"),
@@ -220,6 +256,32 @@ CHECKPOINTS = (
             f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
             for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
         },
+    ),
+    attrs.evolve(
+        _LATENT, architecture="hy_v4", classes=("HYV4ForCausalLM",), names="deepseek2",
+        pre=("hy_v4", *_PRE), float32=_hy4_float32,
+        drop=lambda settings: (*_left_out(settings), r"^model\.mtp_layers\."),
+        keys=dict(_LATENT.keys) | {
+            "leading_dense_block_count": _hy4_dense, "expert_gating_func": 2, "expert_group_count": _groups("n_group"),
+            "expert_group_used_count": _groups("topk_group"),
+            "swiglu_clamp_exp": lambda settings: [float(settings["swiglu_limit"])] * settings["num_hidden_layers"]
+            if (settings.get("swiglu_limit") or 0) > 0 else None,
+            "hyper_connection.count": field("hc_mult"), "hyper_connection.epsilon": field("hc_eps", kind=float),
+            "hyper_connection.magnitude": field("hc_magnitude", kind=float),
+            "attention.indexer.head_count": _of_indexer("index_n_heads"),
+            "attention.indexer.key_length": _of_indexer("index_head_dim"),
+            "attention.indexer.top_k": _of_indexer("index_topk"), "attention.indexer.types": _chooses,
+        },
+        rename=((r"(\.experts\.\w+|\.learnable_sink_param|\.hc_(?:head_)?(?:fn|base|scale))$", r"\1.weight"),),
+        split={r"\.experts\.gate_up_proj\.": (".experts.gate_proj.", ".experts.up_proj.")},
+        tensors={
+            f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
+            for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
+        } | {f"model.hc_head.hc_head_{name}": f"output_hc_{name}" for name in ("fn", "base", "scale")} | {
+            f"model.layers.{{}}.hc_{kind}_layer.hc_pre.hc_{name}": f"blk.{{}}.hc_{target}_{name}"
+            for kind, target in (("attn", "attn"), ("mlp", "ffn")) for name in ("fn", "base", "scale")
+        } | {"model.layers.{}.self_attn.learnable_sink_param": "blk.{}.attn_sinks",
+             "model.layers.{}.self_attn.linear_gate": "blk.{}.attn_gate"},
     ),
     Checkpoint(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),

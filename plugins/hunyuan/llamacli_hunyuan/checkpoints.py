@@ -1,16 +1,17 @@
-"""Hugging Face checkpoints of Hunyuan, dense, Hunyuan-VL's text and Hunyuan 3."""
+"""Hugging Face checkpoints of Hunyuan: dense, A13B, VL's text and Hunyuan 3."""
 
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from llamacli.plugin import Checkpoint, Settings, field, hookimpl, n_blocks, rope_of
+from llamacli.plugin import Checkpoint, Settings, field, head_dim, hookimpl, n_blocks, rope_of
 
 LLAMACLI_API = 1
 
 _LONG = 256 * 1024
 """Context length with dynamic RoPE; that of config.json is too small."""
+_A13B_BOS = 127959
 
 
 def _dynamic(value: Callable[[Settings], Any] | Any, other: Callable[[Settings], Any] | None = None) -> Any:
@@ -25,7 +26,7 @@ def _dynamic(value: Callable[[Settings], Any] | Any, other: Callable[[Settings],
 
 
 def _base(settings: Settings) -> float:
-    rope, dim = rope_of(settings), settings["head_dim"]
+    rope, dim = rope_of(settings), head_dim(settings)
     return float(rope.get("rope_theta", 10000.0) * rope.get("alpha", 50) ** (dim / (dim - 2)))
 
 
@@ -41,6 +42,23 @@ def _sections(settings: Settings) -> list[int]:
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type")
     return list(rope["xdrope_section"] if kind == "xdrope" else rope.get("mrope_section", ()))
+
+
+def _of_all(name: str) -> Callable[[Settings], int]:
+    """Number that all layers have."""
+
+    def number(settings: Settings) -> int:
+        found = settings[name]
+        if len(set(found)) != 1:
+            raise ValueError(f"{name} is {found}, expected one number for all layers")
+        return int(found[0])
+
+    return number
+
+
+def _begin(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Token at the beginning, which config.json has wrong."""
+    return {"tokenizer.ggml.bos_token_id": _A13B_BOS} if settings["vocab_size"] > _A13B_BOS else {}
 
 
 _DENSE = Checkpoint(
@@ -73,6 +91,15 @@ _SECTIONED = attrs.evolve(
 
 CHECKPOINTS = (
     _DENSE,
+    Checkpoint(
+        "hunyuan-moe", ("HunYuanMoEV1ForCausalLM",),
+        {key: value for key, value in _DENSE.keys.items() if key != "expert_count"} | {
+            "expert_shared_feed_forward_length": field("intermediate_size"),
+            "expert_feed_forward_length": _of_all("moe_intermediate_size"), "expert_used_count": _of_all("moe_topk"),
+            "expert_shared_count": _of_all("num_shared_expert"),
+        },
+        {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}, pre=("hunyuan", "qwen2"), tokenizer=_begin, drop=_DENSE.drop,
+    ),
     attrs.evolve(_PICTURES, variant=lambda settings: _SECTIONED if _sections(settings) else _PICTURES),
     Checkpoint(
         "hy_v3", ("HYV3ForCausalLM",),

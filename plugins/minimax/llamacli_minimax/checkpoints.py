@@ -1,7 +1,10 @@
-"""Hugging Face checkpoints of MiniMax-M2 and of the text of MiniMax-M3."""
+"""Hugging Face checkpoints of MiniMax-Text-01, M1, M2 and the text of M3."""
 
 from collections.abc import Callable
 from itertools import takewhile
+from typing import Any
+
+import numpy as np
 
 from llamacli.plugin import PLUS_ONE, Checkpoint, Settings, field, hookimpl
 
@@ -11,6 +14,23 @@ LLAMACLI_API = 1
 def _sparse(name: str) -> Callable[[Settings], int]:
     """Number of attention to chosen blocks."""
     return lambda settings: int(settings["sparse_attention_config"][name])
+
+
+def _residual_scale(settings: Settings) -> float:
+    """Factor of all residual branches; that of their results is 1."""
+    kinds = ("full_attention", "linear_attention", "mlp")
+    alphas, betas = ({settings[f"layernorm_{kind}_{name}"] for kind in kinds} for name in ("alpha", "beta"))
+    if len(alphas) > 1 or betas != {1}:
+        raise ValueError(f"layernorm_*_alpha are {sorted(alphas)} and betas {sorted(betas)}, expected one, and 1")
+    return float(alphas.pop())
+
+
+def _silent(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Added tokens whose embeddings are zeros, which are not sampled."""
+    first = min(map(int, tokenizer.get("added_tokens_decoder", ())), default=settings["vocab_size"])
+    rows = settings["numbers"]("model.embed_tokens.weight", slice(first, None))
+    found = (first + np.flatnonzero(~rows.any(axis=1))).tolist()
+    return {"tokenizer.ggml.suppress_tokens": found} if found else {}
 
 
 _NAMES = {
@@ -27,6 +47,17 @@ _NORMS = ("attn_norm", "ffn_norm", "output_norm", "attn_q_norm", "attn_k_norm", 
 _M2 = {"expert_feed_forward_length": field("intermediate_size"), "rope.dimension_count": field("rotary_dim")}
 
 CHECKPOINTS = (
+    Checkpoint(
+        "minimax-01", ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+        {"residual_scale": _residual_scale, "rope.dimension_count": field("rotary_dim")},
+        pre=("minimax-m2", "qwen2"), tokenizer=_silent, names="minimax-m2",
+        tensors={
+            f"model.layers.{{}}.self_attn.{name}": f"blk.{{}}.{target}" for name, target in (
+                ("norm", "attn_norm_2"), ("qkv_proj", "attn_qkv"), ("out_proj", "attn_output"),
+                ("output_gate", "attn_gate"),
+            )
+        },
+    ),
     Checkpoint(
         "minimax-m2", ("MiniMaxM2ForCausalLM",), _M2,
         {"rms_norm_eps": 1e-6, "rope_theta": 5e6, "head_dim": 128, "num_key_value_heads": 8, "num_local_experts": 256,
