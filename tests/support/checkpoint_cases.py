@@ -447,6 +447,10 @@ _GLM_MOE: dict[str, Any] = {
 }  # fmt: skip
 
 
+_PREDICTION = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
+_GLM_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+
+
 def _glm_moe() -> dict[str, tuple[int, ...]]:
     """Shapes of a dense layer, shared experts and a prediction layer."""
     sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
@@ -456,8 +460,18 @@ def _glm_moe() -> dict[str, tuple[int, ...]]:
     for i in (1, 2):
         found |= _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
         found[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = (4,)
-    head = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
-    return found | {f"model.layers.2.{name}.weight": shape for name, shape in head.items()}
+    return found | {f"model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()}
+
+
+def _glm_seen(sizes: Mapping[str, Any], biases: str = "") -> Shapes:
+    """Shapes of the text of a GLM for pictures."""
+    fused = {f"model.layers.{i}.mlp.gate_up_proj.weight": (192, 64) for i in range(sizes["num_hidden_layers"])}
+    shapes = decoder_shapes(sizes, biases=biases, norms=_GLM_NORMS) | fused
+    return {
+        name.replace("model.", "model.language_model."): shape
+        for name, shape in shapes.items()
+        if ".mlp.gate_proj." not in name and ".mlp.up_proj." not in name
+    }
 
 
 def _chatglm() -> dict[str, tuple[int, ...]]:
@@ -1183,6 +1197,27 @@ CASES: dict[str, dict[str, Any]] = {
             if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
         | {"model.visual.post_layernorm.weight": (32,)},
     ),
+    "glm4v": _case(
+        "Glm4vForConditionalGeneration", "glm4v",
+        {"text_config": SIZES | {"model_type": "glm4v_text", "rope_parameters": _GLM_SECTIONS}}, tokenizer="glm",
+        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)},
+    ),
+    "glm_ocr": _case(
+        "GlmOcrForConditionalGeneration", "glm_ocr",
+        {"text_config": SIZES | {"head_dim": 32, "num_nextn_predict_layers": 1, "model_type": "glm_ocr_text",
+                                 "rope_parameters": _GLM_SECTIONS | {"mrope_section": [8, 4, 4],
+                                                                     "partial_rotary_factor": 1.0}}},
+        tokenizer="glm", shapes=_glm_seen(SIZES | {"head_dim": 32, "num_hidden_layers": 3})
+        | {f"model.language_model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()},
+    ),
+    "solar_open": _case(
+        "SolarOpenForCausalLM", "solar_open",
+        _GLM_MOE | {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
+        tokenizer="solar", experts="qwen",
+        tensors={name: shape for i in range(2) for name, shape in (
+            _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
+            | {f"model.layers.{i}.mlp.gate.e_score_correction_bias": (4,)}).items()},
+    ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",
         {"padded_vocab_size": 320, "ffn_hidden_size": 96, "num_layers": 2, "num_hidden_layers": 2, "seq_length": 512,
@@ -1364,6 +1399,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "gpt4o": {"split": GPT4O_SPLIT},
     "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
     "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
+    "solar": {"split": QWEN2_SPLIT, "more": ("<|startoftext|>", "<unk>")},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
@@ -1378,6 +1414,7 @@ PRE = {
     "gpt4o": "gpt-4o",
     "glm": "glm4",
     "deepseek": "deepseek-v3",
+    "solar": "solar-open",
     "chatglm": "chatglm-bpe",
 }
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""
