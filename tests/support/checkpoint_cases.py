@@ -738,6 +738,40 @@ def _nomic_experts() -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
 
 
+_GRANITE_SWA = {
+    "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "rope_theta": 1e4,
+}  # fmt: skip
+_SINKS: Shapes = {f"model.layers.{i}.self_attn.sinks": (4,) for i in range(2)}
+
+
+def _bamba() -> Shapes:
+    """Shapes of a state space, and of a layer with attention."""
+    shapes = {name: shape for name, shape in decoder_shapes(SIZES).items() if ".layers.0.self_attn" not in name}
+    names = (("post_attention_layernorm", "pre_ff_layernorm"), (".mlp.", ".feed_forward."))
+    for old, new in (*names, ("model.norm.", "model.final_layernorm.")):
+        shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
+    return shapes | {
+        f"model.layers.0.mamba.{name}": shape for name, shape in (
+            ("A_log", (8,)), ("D", (8,)), ("dt_bias", (8,)), ("conv1d.weight", (192, 1, 4)), ("conv1d.bias", (192,)),
+            ("in_proj.weight", (328, 64)), ("norm.weight", (128,)), ("out_proj.weight", (64, 128)))
+    }  # fmt: skip
+
+
+def _jais() -> Shapes:
+    """Shapes of two layers with a row for each input."""
+    found: Shapes = {"transformer.wte.weight": (320, 64), "lm_head.weight": (320, 64)}
+    for i in range(2):
+        layer = f"transformer.h.{i}."
+        found |= {f"{layer}{name}.{kind}": (64,) for name in ("ln_1", "ln_2") for kind in ("weight", "bias")}
+        for name, n_in, n_out in (
+            ("attn.c_attn", 64, 192), ("attn.c_proj", 64, 64), ("mlp.c_fc", 64, 96), ("mlp.c_fc2", 64, 96),
+            ("mlp.c_proj", 96, 64),
+        ):  # fmt: skip
+            found |= {f"{layer}{name}.weight": (n_in, n_out), f"{layer}{name}.bias": (n_out,)}
+    return found | {"transformer.ln_f.weight": (64,), "transformer.ln_f.bias": (64,)}
+
+
 def _jina() -> dict[str, tuple[int, ...]]:
     """Shapes of two layers with gated networks, without positions."""
     found: dict[str, tuple[int, ...]] = {
@@ -1052,6 +1086,30 @@ CASES: dict[str, dict[str, Any]] = {
          "logits_scaling": 8.0, "rope_theta": 1e4},
         tokenizer="gpt2",
     ),
+    "granite_swa": _case(
+        "GraniteSWAForCausalLM", "granite_swa",
+        _GRANITE_SWA | {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"],
+                        "no_rope_layers": [0, 1]},
+        tokenizer="gpt2", tensors=_SINKS,
+    ),
+    "granite_swa_moe": _case(
+        "GraniteMoeSWAForCausalLM", "granitemoe_swa",
+        _GRANITE_SWA | {"sliding_window": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+                        "shared_intermediate_size": 48},
+        tokenizer="gpt2", without=r"\.mlp\.",
+        tensors=_SINKS | {
+            f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in (
+                ("block_sparse_moe.router.weight", (4, 64)),
+                ("block_sparse_moe.experts.gate_up_proj", (4, 192, 64)),
+                ("block_sparse_moe.experts.down_proj", (4, 64, 96)),
+                ("shared_mlp.input_linear.weight", (96, 64)), ("shared_mlp.output_linear.weight", (64, 48)))},
+    ),
+    "bamba": _case(
+        "BambaForCausalLM", "bamba",
+        {"vocab_size": 317, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+         "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "rope_theta": 1e4, "attn_rotary_emb": 8},
+        tokenizer="gpt2", shapes=_bamba(), differs=(r"\.ssm_a$",),
+    ),
     "rnd1": _case(
         "RND1", "rnd1",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
@@ -1138,6 +1196,34 @@ CASES: dict[str, dict[str, Any]] = {
         "config": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "layer_norm_epsilon": 1e-5,
                    "num_query_groups": 2, "vocab_size": 320, "n_inner": 256},
         "shapes": _codeshell(),
+    },
+    "jais": {
+        "architectures": ["JAISLMHeadModel"], "model_type": "jais", "tokenizer": "gpt2", "pre": "jais",
+        "shapes": _jais(),
+        "config": {"n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "n_positions": 512, "vocab_size": 320,
+                   "activation_function": "swiglu", "position_embedding_type": "alibi", "layer_norm_epsilon": 1e-5,
+                   "mup_embeddings_scale": 9.5, "mup_output_alpha": 2.25, "mup_width_scale": 0.125},
+    },
+    "jais2": _case(
+        "Jais2ForCausalLM", "jais2",
+        {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
+        tokenizer="gpt2", biases="qkv", gated=False,
+        tensors={f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
+            ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
+            ("post_attention_layernorm", 64))} | {"model.norm.bias": (64,)},
+    ),
+    "mamba_lm": {
+        "architectures": ["MambaLMHeadModel"], "model_type": "mamba", "tokenizer": "gpt2", "pre": "olmo",
+        "config": {"d_model": 64, "n_layer": 2, "vocab_size": 317, "ssm_cfg": {}, "rms_norm": True,
+                   "pad_vocab_size_multiple": 8},
+        "shapes": {"backbone.embedding.weight": (320, 64), "backbone.norm_f.weight": (64,)} | {
+            f"backbone.layers.{i}.{name}": shape for i in range(2) for name, shape in (
+                ("norm.weight", (64,)), ("mixer.A_log", (128, 16)), ("mixer.D", (128,)),
+                ("mixer.conv1d.weight", (128, 1, 4)), ("mixer.conv1d.bias", (128,)),
+                ("mixer.in_proj.weight", (256, 64)), ("mixer.x_proj.weight", (36, 128)),
+                ("mixer.dt_proj.weight", (128, 4)), ("mixer.dt_proj.bias", (128,)),
+                ("mixer.out_proj.weight", (64, 128)))},
+        "differs": (r"\.ssm_a$",),
     },
     "arcee": _case(
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False

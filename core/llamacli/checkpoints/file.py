@@ -120,7 +120,10 @@ class CheckpointFile:
         from llamacli.tokenizer.vocabulary import TokenKind
 
         folder, checkpoint = self._folder.path, self._checkpoint
-        kind, keys = vocabulary_keys(folder, self._settings, checkpoint.vocabulary, checkpoint.pre)
+        settings = dict(self._settings)
+        if isinstance(n_vocab := settings.get("vocab_size"), int) and "pad_vocab_size_multiple" in checkpoint.defaults:
+            settings["vocab_size"] = n_vocab + -n_vocab % settings["pad_vocab_size_multiple"]
+        kind, keys = vocabulary_keys(folder, settings, checkpoint.vocabulary, checkpoint.pre)
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
