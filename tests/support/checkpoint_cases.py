@@ -758,6 +758,17 @@ def _bamba() -> Shapes:
     }  # fmt: skip
 
 
+def _hrm() -> Shapes:
+    """Shapes of two stacks of two blocks."""
+    found: Shapes = {"model.embed_tokens.weight": (320, 64), "lm_head.weight": (320, 64), "model.z_L_init": (64,)}
+    for layer in (f"model.{stack}_module.layers.{i}." for stack in "LH" for i in range(2)):
+        found |= {
+            f"{layer}attn.gqkv_proj.weight": (256, 64), f"{layer}attn.o_proj.weight": (64, 64),
+            f"{layer}mlp.gate_up_proj.weight": (192, 64), f"{layer}mlp.down_proj.weight": (64, 96),
+        }  # fmt: skip
+    return found
+
+
 def _jais() -> Shapes:
     """Shapes of two layers with a row for each input."""
     found: Shapes = {"transformer.wte.weight": (320, 64), "lm_head.weight": (320, 64)}
@@ -1116,6 +1127,11 @@ CASES: dict[str, dict[str, Any]] = {
          "mask_token_id": 266},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
+    "hrm": {
+        "architectures": ["HrmTextForCausalLM"], "model_type": "hrm_text", "tokenizer": "qwen2", "shapes": _hrm(),
+        "config": SIZES | {"num_key_value_heads": 4, "num_hidden_layers": 2, "num_layers_per_stack": 2, "H_cycles": 2,
+                           "L_cycles": 1, "head_dim": 16, "embedding_scale": 8.0, "prefix_lm": False},
+    },
     "maincoder": _case(
         "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
     ),
@@ -1327,6 +1343,14 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True) | {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
+    ),
+    "glm_dsa": _case(
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa",
+        _DEEPSEEK_V3 | {"num_hidden_layers": 2, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 16,
+                        "rope_scaling": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+                        "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
+        tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
+        | {"model.layers.2.shared_head.norm.weight": (64,)},
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu and GLM-4.7-Flash."""
+"""Hugging Face checkpoints of DeepSeek, Kimi, Youtu, GLM-4.7-Flash and GLM-5."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +68,12 @@ def _log_multiplier(settings: Settings) -> float | None:
     return None if multiplier is None else 0.1 * multiplier
 
 
+def _indexed(settings: Settings) -> list[bool] | None:
+    """Layers that choose cells themselves."""
+    kinds = settings.get("indexer_types")
+    return None if kinds is None else [kind == "full" for kind in kinds]
+
+
 def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
     """Special tokens that folders of GLM name by their texts only."""
     ids = {added["content"]: int(number) for number, added in tokenizer.get("added_tokens_decoder", {}).items()}
@@ -114,26 +120,38 @@ _LATENT = Checkpoint(
     convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
 )  # fmt: skip
 
+_SPARSE = attrs.evolve(
+    _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
+    keys=dict(_LATENT.keys) | {
+        "block_count": n_blocks,
+        "nextn_predict_layers": field("num_nextn_predict_layers"),
+        "attention.indexer.head_count": field("index_n_heads"),
+        "attention.indexer.key_length": field("index_head_dim"),
+        "attention.indexer.top_k": field("index_topk"),
+    },
+    names="deepseek2",
+    tensors={
+        f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
+        for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
+    } | {
+        f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
+        for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
+    },
+)  # fmt: skip
+
 CHECKPOINTS = (
     _LATENT,
     attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
+    _SPARSE,
     attrs.evolve(
-        _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
-        keys=dict(_LATENT.keys) | {
-            "block_count": n_blocks,
-            "nextn_predict_layers": field("num_nextn_predict_layers"),
-            "attention.indexer.head_count": field("index_n_heads"),
-            "attention.indexer.key_length": field("index_head_dim"),
-            "attention.indexer.top_k": field("index_topk"),
+        _SPARSE, architecture="glm-dsa", classes=("GlmMoeDsaForCausalLM",), pre=("glm4", "chatglm-bpe"),
+        keys=dict(_SPARSE.keys) | {
+            "rope.dimension_count":
+            lambda settings: int(settings["qk_rope_head_dim"] * rope_of(settings).get("partial_rotary_factor", 1.0)),
+            "attention.indexer.types": _indexed,
         },
-        names="deepseek2",
-        tensors={
-            f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
-            for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
-        } | {
-            f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
-            for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
-        },
+        defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "kv_lora_rank": 512},
+        tokenizer=_glm_tokens,
     ),
     Checkpoint(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
