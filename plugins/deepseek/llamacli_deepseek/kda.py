@@ -86,11 +86,11 @@ class KimiLinear(Decoder):
             count("rope.dimension_count", minimum=self.rope_dims[0], maximum=self.rope_dims[1]),
         )
         key_dim = count("attention.key_length_mla", minimum=n_rope + 1)
-        fields = self.fields(metadata) | {"value_dim": count("attention.value_length", default=rank_kv)}
-        if fields["head_dim"] != rank_kv + n_rope or fields["value_dim"] != rank_kv:
+        fields = self.fields(metadata) | {"value_dim": rank_kv}  # files of Kimi Linear have another value_length
+        if fields["head_dim"] != rank_kv + n_rope:
             raise ModelFormatError(
-                f"{metadata.source}: {key}.key_length = {fields['head_dim']} and {key}.value_length = "
-                f"{fields['value_dim']}, expected {rank_kv + n_rope} and {rank_kv}, by {key}.kv_lora_rank"
+                f"{metadata.source}: {key}.key_length = {fields['head_dim']}, expected {rank_kv + n_rope}, "
+                f"by {key}.kv_lora_rank"
             )
         changed = {"attention_scale": key_dim**-0.5, "n_head_kv": 1}
         return self.config.from_gguf(
