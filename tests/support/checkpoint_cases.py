@@ -525,6 +525,23 @@ def _deepseek(
     return found | {f"model.layers.{n_layer - 1}.{name}.weight": shape for name, shape in head.items()}
 
 
+def _kimi_linear() -> Shapes:
+    """Shapes of a layer with delta attention, and of one with experts."""
+    layer = "model.layers.0.self_attn."
+    found: Shapes = {f"{layer}{name}_proj.weight": (64, 64) for name in "qkvo"}
+    found |= {f"{layer}{name}_conv1d.weight": (64, 1, 4) for name in "qkv"}
+    found |= {f"{layer}{name}_a_proj.weight": (16, 64) for name in "fg"}
+    found |= {f"{layer}{name}_b_proj.weight": (64, 16) for name in "fg"}
+    found |= {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
+              f"{layer}o_norm.weight": (16,)}  # fmt: skip
+    found |= {name: shape for name, shape in _deepseek(2, rank_q=0).items() if "layers.1.self_attn" in name}
+    mlp = "model.layers.1.block_sparse_moe."
+    found |= {f"{mlp}gate.weight": (4, 64), f"{mlp}gate.e_score_correction_bias": (4,)}
+    for i in range(4):
+        found |= {f"{mlp}experts.{i}.w{j}.weight": (64, 32) if j == 2 else (32, 64) for j in (1, 2, 3)}
+    return found | _network(f"{mlp}shared_experts.", 64, 32)
+
+
 _DEEPSEEK: dict[str, Any] = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
@@ -1351,6 +1368,18 @@ CASES: dict[str, dict[str, Any]] = {
                         "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
         tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
         | {"model.layers.2.shared_head.norm.weight": (64,)},
+    ),
+    "kimi_linear": _case(
+        "KimiLinearForCausalLM", "kimi_linear",
+        {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+         "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
+         "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+         "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
+         "topk_group": 1,
+         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
+                                "short_conv_kernel_size": 4}},
+        tokenizer="qwen2", without=r"layers\.0\.self_attn|layers\.1\.(mlp|self_attn)", tensors=_kimi_linear(),
+        differs=(r"\.ssm_a$",),
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",

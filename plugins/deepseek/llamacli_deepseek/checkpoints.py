@@ -5,7 +5,18 @@ from typing import Any
 
 import attrs
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
+from llamacli.plugin import (
+    INTERLEAVED,
+    MINUS_EXP,
+    Checkpoint,
+    Conversion,
+    Settings,
+    field,
+    head_dim,
+    hookimpl,
+    n_blocks,
+    rope_of,
+)
 
 LLAMACLI_API = 1
 
@@ -68,6 +79,12 @@ def _log_multiplier(settings: Settings) -> float | None:
     return None if multiplier is None else 0.1 * multiplier
 
 
+def _latent_heads(settings: Settings) -> list[int]:
+    """Heads of keys and values, one in layers with latent attention."""
+    latent = settings["linear_attn_config"]["full_attn_layers"]
+    return [int(i + 1 in latent) for i in range(settings["num_hidden_layers"])]
+
+
 def _indexed(settings: Settings) -> list[bool] | None:
     """Layers that choose cells themselves."""
     kinds = settings.get("indexer_types")
@@ -120,6 +137,24 @@ _LATENT = Checkpoint(
     convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
 )  # fmt: skip
 
+_TAPS = Conversion(
+    lambda array, settings: array.reshape(1, array.shape[0], 1, array.shape[-1]),
+    lambda shape, settings: (1, shape[0], 1, shape[-1]),
+)
+_LINEAR = attrs.evolve(
+    _LATENT, architecture="kimi-linear", classes=("KimiLinearForCausalLM", "KimiLinearModel"), drop=(),
+    pre=("kimi-k2",), rename=((r"\.dt_bias$", ".dt_proj.bias"),),
+    keys={key: _LATENT.keys[key] for key in (
+        "vocab_size", "expert_feed_forward_length", "leading_dense_block_count", "expert_weights_scale",
+        "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length", "attention.key_length_mla",
+        "attention.value_length_mla", "rope.dimension_count",
+    )} | {
+        "attention.head_count_kv": _latent_heads, "expert_shared_count": field("num_shared_experts"),
+        "ssm.conv_kernel": lambda settings: settings["linear_attn_config"]["short_conv_kernel_size"],
+        "kda.head_dim": lambda settings: settings["linear_attn_config"]["head_dim"],
+    },
+    convert={**_LATENT.convert, "ssm_a": MINUS_EXP, **{f"ssm_conv1d_{name}.weight": _TAPS for name in "qkv"}},
+)  # fmt: skip
 _SPARSE = attrs.evolve(
     _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
     keys=dict(_LATENT.keys) | {
@@ -142,6 +177,7 @@ _SPARSE = attrs.evolve(
 CHECKPOINTS = (
     _LATENT,
     attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
+    _LINEAR,
     _SPARSE,
     attrs.evolve(
         _SPARSE, architecture="glm-dsa", classes=("GlmMoeDsaForCausalLM",), pre=("glm4", "chatglm-bpe"),
