@@ -489,6 +489,10 @@ _GLM_MOE: dict[str, Any] = {
 }  # fmt: skip
 
 
+_PREDICTION = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
+_GLM_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+
+
 def _glm_moe() -> dict[str, tuple[int, ...]]:
     """Shapes of a dense layer, shared experts and a prediction layer."""
     sizes = SIZES | {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 3}
@@ -498,8 +502,18 @@ def _glm_moe() -> dict[str, tuple[int, ...]]:
     for i in (1, 2):
         found |= _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
         found[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = (4,)
-    head = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}
-    return found | {f"model.layers.2.{name}.weight": shape for name, shape in head.items()}
+    return found | {f"model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()}
+
+
+def _glm_seen(sizes: Mapping[str, Any], biases: str = "") -> Shapes:
+    """Shapes of the text of a GLM for pictures."""
+    fused = {f"model.layers.{i}.mlp.gate_up_proj.weight": (192, 64) for i in range(sizes["num_hidden_layers"])}
+    shapes = decoder_shapes(sizes, biases=biases, norms=_GLM_NORMS) | fused
+    return {
+        name.replace("model.", "model.language_model."): shape
+        for name, shape in shapes.items()
+        if ".mlp.gate_proj." not in name and ".mlp.up_proj." not in name
+    }
 
 
 def _chatglm() -> dict[str, tuple[int, ...]]:
@@ -574,6 +588,23 @@ def _hy4() -> Shapes:
         f"{at}scale": (1,),
         "model.mtp_layers.0.enorm.weight": (64,),
     }
+
+
+def _kimi_linear() -> Shapes:
+    """Shapes of a layer with delta attention, and of one with experts."""
+    layer = "model.layers.0.self_attn."
+    found: Shapes = {f"{layer}{name}_proj.weight": (64, 64) for name in "qkvo"}
+    found |= {f"{layer}{name}_conv1d.weight": (64, 1, 4) for name in "qkv"}
+    found |= {f"{layer}{name}_a_proj.weight": (16, 64) for name in "fg"}
+    found |= {f"{layer}{name}_b_proj.weight": (64, 16) for name in "fg"}
+    found |= {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
+              f"{layer}o_norm.weight": (16,)}  # fmt: skip
+    found |= {name: shape for name, shape in _deepseek(2, rank_q=0).items() if "layers.1.self_attn" in name}
+    mlp = "model.layers.1.block_sparse_moe."
+    found |= {f"{mlp}gate.weight": (4, 64), f"{mlp}gate.e_score_correction_bias": (4,)}
+    for i in range(4):
+        found |= {f"{mlp}experts.{i}.w{j}.weight": (64, 32) if j == 2 else (32, 64) for j in (1, 2, 3)}
+    return found | _network(f"{mlp}shared_experts.", 64, 32)
 
 
 _DEEPSEEK: dict[str, Any] = {
@@ -827,6 +858,51 @@ def _nomic_experts() -> dict[str, tuple[int, ...]]:
         f"{mlp}router.layer.weight": (4, 64), f"{mlp}experts.mlp.w1": (384, 64), f"{mlp}experts.mlp.w2": (384, 64),
         f"{mlp}experts.bias": (64,),
     }  # fmt: skip
+
+
+_GRANITE_SWA = {
+    "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "rope_theta": 1e4,
+}  # fmt: skip
+_SINKS: Shapes = {f"model.layers.{i}.self_attn.sinks": (4,) for i in range(2)}
+
+
+def _bamba() -> Shapes:
+    """Shapes of a state space, and of a layer with attention."""
+    shapes = {name: shape for name, shape in decoder_shapes(SIZES).items() if ".layers.0.self_attn" not in name}
+    names = (("post_attention_layernorm", "pre_ff_layernorm"), (".mlp.", ".feed_forward."))
+    for old, new in (*names, ("model.norm.", "model.final_layernorm.")):
+        shapes = {name.replace(old, new): shape for name, shape in shapes.items()}
+    return shapes | {
+        f"model.layers.0.mamba.{name}": shape for name, shape in (
+            ("A_log", (8,)), ("D", (8,)), ("dt_bias", (8,)), ("conv1d.weight", (192, 1, 4)), ("conv1d.bias", (192,)),
+            ("in_proj.weight", (328, 64)), ("norm.weight", (128,)), ("out_proj.weight", (64, 128)))
+    }  # fmt: skip
+
+
+def _hrm() -> Shapes:
+    """Shapes of two stacks of two blocks."""
+    found: Shapes = {"model.embed_tokens.weight": (320, 64), "lm_head.weight": (320, 64), "model.z_L_init": (64,)}
+    for layer in (f"model.{stack}_module.layers.{i}." for stack in "LH" for i in range(2)):
+        found |= {
+            f"{layer}attn.gqkv_proj.weight": (256, 64), f"{layer}attn.o_proj.weight": (64, 64),
+            f"{layer}mlp.gate_up_proj.weight": (192, 64), f"{layer}mlp.down_proj.weight": (64, 96),
+        }  # fmt: skip
+    return found
+
+
+def _jais() -> Shapes:
+    """Shapes of two layers with a row for each input."""
+    found: Shapes = {"transformer.wte.weight": (320, 64), "lm_head.weight": (320, 64)}
+    for i in range(2):
+        layer = f"transformer.h.{i}."
+        found |= {f"{layer}{name}.{kind}": (64,) for name in ("ln_1", "ln_2") for kind in ("weight", "bias")}
+        for name, n_in, n_out in (
+            ("attn.c_attn", 64, 192), ("attn.c_proj", 64, 64), ("mlp.c_fc", 64, 96), ("mlp.c_fc2", 64, 96),
+            ("mlp.c_proj", 96, 64),
+        ):  # fmt: skip
+            found |= {f"{layer}{name}.weight": (n_in, n_out), f"{layer}{name}.bias": (n_out,)}
+    return found | {"transformer.ln_f.weight": (64,), "transformer.ln_f.bias": (64,)}
 
 
 def _jina() -> dict[str, tuple[int, ...]]:
@@ -1343,6 +1419,30 @@ CASES: dict[str, dict[str, Any]] = {
          "logits_scaling": 8.0, "rope_theta": 1e4},
         tokenizer="gpt2",
     ),
+    "granite_swa": _case(
+        "GraniteSWAForCausalLM", "granite_swa",
+        _GRANITE_SWA | {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"],
+                        "no_rope_layers": [0, 1]},
+        tokenizer="gpt2", tensors=_SINKS,
+    ),
+    "granite_swa_moe": _case(
+        "GraniteMoeSWAForCausalLM", "granitemoe_swa",
+        _GRANITE_SWA | {"sliding_window": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+                        "shared_intermediate_size": 48},
+        tokenizer="gpt2", without=r"\.mlp\.",
+        tensors=_SINKS | {
+            f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in (
+                ("block_sparse_moe.router.weight", (4, 64)),
+                ("block_sparse_moe.experts.gate_up_proj", (4, 192, 64)),
+                ("block_sparse_moe.experts.down_proj", (4, 64, 96)),
+                ("shared_mlp.input_linear.weight", (96, 64)), ("shared_mlp.output_linear.weight", (64, 48)))},
+    ),
+    "bamba": _case(
+        "BambaForCausalLM", "bamba",
+        {"vocab_size": 317, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+         "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "rope_theta": 1e4, "attn_rotary_emb": 8},
+        tokenizer="gpt2", shapes=_bamba(), differs=(r"\.ssm_a$",),
+    ),
     "rnd1": _case(
         "RND1", "rnd1",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
@@ -1362,6 +1462,11 @@ CASES: dict[str, dict[str, Any]] = {
          "dense_intermediate_size": 128, "rope_theta": 5e4},
         tokenizer="qwen2", pre="llada-moe", qk_norm=16, experts="qwen",
     ),
+    "hrm": {
+        "architectures": ["HrmTextForCausalLM"], "model_type": "hrm_text", "tokenizer": "qwen2", "shapes": _hrm(),
+        "config": SIZES | {"num_key_value_heads": 4, "num_hidden_layers": 2, "num_layers_per_stack": 2, "H_cycles": 2,
+                           "L_cycles": 1, "head_dim": 16, "embedding_scale": 8.0, "prefix_lm": False},
+    },
     "maincoder": _case(
         "MaincoderForCausalLM", "maincoder", {"head_dim": 16, "rope_theta": 1e6}, tokenizer="qwen2", qk_norm=16
     ),
@@ -1473,6 +1578,34 @@ CASES: dict[str, dict[str, Any]] = {
                    "num_query_groups": 2, "vocab_size": 320, "n_inner": 256},
         "shapes": _codeshell(),
     },
+    "jais": {
+        "architectures": ["JAISLMHeadModel"], "model_type": "jais", "tokenizer": "gpt2", "pre": "jais",
+        "shapes": _jais(),
+        "config": {"n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 2, "n_positions": 512, "vocab_size": 320,
+                   "activation_function": "swiglu", "position_embedding_type": "alibi", "layer_norm_epsilon": 1e-5,
+                   "mup_embeddings_scale": 9.5, "mup_output_alpha": 2.25, "mup_width_scale": 0.125},
+    },
+    "jais2": _case(
+        "Jais2ForCausalLM", "jais2",
+        {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
+        tokenizer="gpt2", biases="qkv", gated=False,
+        tensors={f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
+            ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
+            ("post_attention_layernorm", 64))} | {"model.norm.bias": (64,)},
+    ),
+    "mamba_lm": {
+        "architectures": ["MambaLMHeadModel"], "model_type": "mamba", "tokenizer": "gpt2", "pre": "olmo",
+        "config": {"d_model": 64, "n_layer": 2, "vocab_size": 317, "ssm_cfg": {}, "rms_norm": True,
+                   "pad_vocab_size_multiple": 8},
+        "shapes": {"backbone.embedding.weight": (320, 64), "backbone.norm_f.weight": (64,)} | {
+            f"backbone.layers.{i}.{name}": shape for i in range(2) for name, shape in (
+                ("norm.weight", (64,)), ("mixer.A_log", (128, 16)), ("mixer.D", (128,)),
+                ("mixer.conv1d.weight", (128, 1, 4)), ("mixer.conv1d.bias", (128,)),
+                ("mixer.in_proj.weight", (256, 64)), ("mixer.x_proj.weight", (36, 128)),
+                ("mixer.dt_proj.weight", (128, 4)), ("mixer.dt_proj.bias", (128,)),
+                ("mixer.out_proj.weight", (64, 128)))},
+        "differs": (r"\.ssm_a$",),
+    },
     "arcee": _case(
         "ArceeForCausalLM", "arcee", {"rope_theta": 1e4, "hidden_act": "relu2"}, tokenizer="llama3", gated=False
     ),
@@ -1531,6 +1664,27 @@ CASES: dict[str, dict[str, Any]] = {
             if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
         | {"model.visual.post_layernorm.weight": (32,)},
     ),
+    "glm4v": _case(
+        "Glm4vForConditionalGeneration", "glm4v",
+        {"text_config": SIZES | {"model_type": "glm4v_text", "rope_parameters": _GLM_SECTIONS}}, tokenizer="glm",
+        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)},
+    ),
+    "glm_ocr": _case(
+        "GlmOcrForConditionalGeneration", "glm_ocr",
+        {"text_config": SIZES | {"head_dim": 32, "num_nextn_predict_layers": 1, "model_type": "glm_ocr_text",
+                                 "rope_parameters": _GLM_SECTIONS | {"mrope_section": [8, 4, 4],
+                                                                     "partial_rotary_factor": 1.0}}},
+        tokenizer="glm", shapes=_glm_seen(SIZES | {"head_dim": 32, "num_hidden_layers": 3})
+        | {f"model.language_model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()},
+    ),
+    "solar_open": _case(
+        "SolarOpenForCausalLM", "solar_open",
+        _GLM_MOE | {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
+        tokenizer="solar", experts="qwen",
+        tensors={name: shape for i in range(2) for name, shape in (
+            _network(f"model.layers.{i}.mlp.shared_experts.", 64, 32)
+            | {f"model.layers.{i}.mlp.gate.e_score_correction_bias": (4,)}).items()},
+    ),
     "chatglm": _case(
         "ChatGLMModel", "chatglm",
         {"padded_vocab_size": 320, "ffn_hidden_size": 96, "num_layers": 2, "num_hidden_layers": 2, "seq_length": 512,
@@ -1563,6 +1717,26 @@ CASES: dict[str, dict[str, Any]] = {
                         "indexer_types": ["full", "shared"], "index_n_heads": 2, "index_head_dim": 32,
                         "index_topk": 8, "enable_lm_head_fp32": True},
         tokenizer="deepseek", pre="hy_v4", without=_LAYERS, tensors=_hy4(),
+    ),
+    "glm_dsa": _case(
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa",
+        _DEEPSEEK_V3 | {"num_hidden_layers": 2, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 16,
+                        "rope_scaling": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+                        "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
+        tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
+        | {"model.layers.2.shared_head.norm.weight": (64,)},
+    ),
+    "kimi_linear": _case(
+        "KimiLinearForCausalLM", "kimi_linear",
+        {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+         "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
+         "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+         "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
+         "topk_group": 1,
+         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
+                                "short_conv_kernel_size": 4}},
+        tokenizer="qwen2", without=r"layers\.0\.self_attn|layers\.1\.(mlp|self_attn)", tensors=_kimi_linear(),
+        differs=(r"\.ssm_a$",),
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",
@@ -1763,6 +1937,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
     "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
     "laguna": {"split": (r"\n+|[^\n]+", QWEN2_SPLIT), "more": ("</assistant>",), "chat_template": INCLUDED},
+    "solar": {"split": QWEN2_SPLIT, "more": ("<|startoftext|>", "<unk>")},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
 """Options of `write_bpe` by the kind of tokenizer."""
@@ -1777,6 +1952,7 @@ PRE = {
     "gpt4o": "gpt-4o",
     "glm": "glm4",
     "deepseek": "deepseek-v3",
+    "solar": "solar-open",
     "chatglm": "chatglm-bpe",
 }
 """Value of `tokenizer.ggml.pre` where it is another than the tokenizer's name."""

@@ -133,6 +133,9 @@ class CheckpointFile:
         if base:
             path, checkpoint = base[0].path, base[1]
             settings = settings_of(base[0].config, checkpoint, f"{path}/config.json")
+        n_vocab = settings.get("vocab_size")
+        if isinstance(n_vocab, int) and "pad_vocab_size_multiple" in checkpoint.defaults:
+            settings = settings | {"vocab_size": n_vocab + -n_vocab % settings["pad_vocab_size_multiple"]}
         kind, keys = vocabulary_keys(path, settings, checkpoint.vocabulary, checkpoint.pre)
         for i, text in enumerate(keys["tokenizer.ggml.tokens"] if checkpoint.user_defined else ()):
             if text in checkpoint.user_defined:

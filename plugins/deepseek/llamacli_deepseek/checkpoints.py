@@ -6,7 +6,18 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, n_blocks, rope_of
+from llamacli.plugin import (
+    INTERLEAVED,
+    MINUS_EXP,
+    Checkpoint,
+    Conversion,
+    Settings,
+    field,
+    head_dim,
+    hookimpl,
+    n_blocks,
+    rope_of,
+)
 
 LLAMACLI_API = 1
 
@@ -67,6 +78,18 @@ def _scale(settings: Settings) -> float | None:
 def _log_multiplier(settings: Settings) -> float | None:
     multiplier = rope_of(settings).get("mscale_all_dim")
     return None if multiplier is None else 0.1 * multiplier
+
+
+def _latent_heads(settings: Settings) -> list[int]:
+    """Heads of keys and values, one in layers with latent attention."""
+    latent = settings["linear_attn_config"]["full_attn_layers"]
+    return [int(i + 1 in latent) for i in range(settings["num_hidden_layers"])]
+
+
+def _indexed(settings: Settings) -> list[bool] | None:
+    """Layers that choose cells themselves."""
+    kinds = settings.get("indexer_types")
+    return None if kinds is None else [kind == "full" for kind in kinds]
 
 
 def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
@@ -231,6 +254,39 @@ _LING = Checkpoint(
     },
 )  # fmt: skip
 
+_LINEAR = attrs.evolve(
+    _LATENT, architecture="kimi-linear", classes=("KimiLinearForCausalLM", "KimiLinearModel"), drop=(),
+    pre=("kimi-k2",), rename=((r"\.dt_bias$", ".dt_proj.bias"),),
+    keys={key: _LATENT.keys[key] for key in (
+        "vocab_size", "expert_feed_forward_length", "leading_dense_block_count", "expert_weights_scale",
+        "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length", "attention.key_length_mla",
+        "attention.value_length_mla", "rope.dimension_count",
+    )} | {
+        "attention.head_count_kv": _latent_heads, "expert_shared_count": field("num_shared_experts"),
+        "ssm.conv_kernel": lambda settings: settings["linear_attn_config"]["short_conv_kernel_size"],
+        "kda.head_dim": lambda settings: settings["linear_attn_config"]["head_dim"],
+    },
+    convert={**_LATENT.convert, "ssm_a": MINUS_EXP, **{f"ssm_conv1d_{name}.weight": _TAPS for name in "qkv"}},
+)  # fmt: skip
+_SPARSE = attrs.evolve(
+    _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
+    keys=dict(_LATENT.keys) | {
+        "block_count": n_blocks,
+        "nextn_predict_layers": field("num_nextn_predict_layers"),
+        "attention.indexer.head_count": field("index_n_heads"),
+        "attention.indexer.key_length": field("index_head_dim"),
+        "attention.indexer.top_k": field("index_topk"),
+    },
+    names="deepseek2",
+    tensors={
+        f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
+        for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
+    } | {
+        f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
+        for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
+    },
+)  # fmt: skip
+
 CHECKPOINTS = (
     _LATENT,
     _LING,
@@ -239,23 +295,17 @@ CHECKPOINTS = (
         keys=dict(_LING.keys) | {"rope.dimension_sections": _sections},
     ),
     attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
+    _LINEAR,
+    _SPARSE,
     attrs.evolve(
-        _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
-        keys=dict(_LATENT.keys) | {
-            "block_count": n_blocks,
-            "nextn_predict_layers": field("num_nextn_predict_layers"),
-            "attention.indexer.head_count": field("index_n_heads"),
-            "attention.indexer.key_length": field("index_head_dim"),
-            "attention.indexer.top_k": field("index_topk"),
+        _SPARSE, architecture="glm-dsa", classes=("GlmMoeDsaForCausalLM",), pre=("glm4", "chatglm-bpe"),
+        keys=dict(_SPARSE.keys) | {
+            "rope.dimension_count":
+            lambda settings: int(settings["qk_rope_head_dim"] * rope_of(settings).get("partial_rotary_factor", 1.0)),
+            "attention.indexer.types": _indexed,
         },
-        names="deepseek2",
-        tensors={
-            f"model.layers.{{}}.self_attn.indexer.{name}": f"blk.{{}}.indexer.{target}"
-            for name, target in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
-        } | {
-            f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name.replace('.', '_')}"
-            for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
-        },
+        defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "kv_lora_rank": 512},
+        tokenizer=_glm_tokens,
     ),
     attrs.evolve(
         _LATENT, architecture="hy_v4", classes=("HYV4ForCausalLM",), names="deepseek2",

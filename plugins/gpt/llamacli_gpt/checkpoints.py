@@ -1,11 +1,11 @@
-"""Hugging Face checkpoints of GPT-2, GPT-NeoX, BLOOM, Falcon, StarCoder and kin."""
+"""Hugging Face checkpoints of GPT-2, GPT-NeoX, BLOOM, Falcon, StarCoder, Jais and kin."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import TRANSPOSED, Checkpoint, Conversion, Settings, field, hookimpl, rope_of
+from llamacli.plugin import TRANSPOSED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, rope_of
 
 LLAMACLI_API = 1
 
@@ -60,6 +60,17 @@ def _alibi(settings: Settings) -> float:
     return float(config["alibi_bias_max"]) if config["alibi"] else 0.0
 
 
+def _embedding_scale(array: Any, settings: Settings) -> Any:
+    scale = settings.get("mup_embeddings_scale", settings.get("embeddings_scale"))
+    return array * array.dtype.type(scale)
+
+
+def _output_scale(array: Any, settings: Settings) -> Any:
+    """Output of Jais, whose scale is one number or two."""
+    pair = settings.get("mup_output_alpha"), settings.get("mup_width_scale")
+    return array * array.dtype.type(settings["width_scale"] if pair[0] is None else pair[0] * pair[1])
+
+
 _WITHOUT_ROPE = {"rope.freq_base": None}
 _EMBEDDING = {"embedding_length": field("hidden_size", "n_embed"), "feed_forward_length": _networks("hidden_size")}
 _QKV = {f"attn_qkv.{kind}": Conversion(_of_heads) for kind in ("weight", "bias")}
@@ -105,6 +116,21 @@ CHECKPOINTS = (
          "attention.head_count_kv": field("num_query_groups"), "rope.freq_base": 10000.0,
          "rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
         {"layer_norm_epsilon": 1e-5, "num_query_groups": 8}, pre=("codeshell", "gpt-2"),
+    ),
+    Checkpoint(
+        "jais", ("JAISLMHeadModel",),
+        {"context_length": field("n_positions"), "attention.head_count_kv": None, "attention.max_alibi_bias": 8.0},
+        {"layer_norm_epsilon": 1e-5}, pre=("jais", "gpt-2"), drop=(r"\.attn\.bias$", r"relative_pe\.slopes$"),
+        convert=dict.fromkeys((*_COLUMNS, "ffn_gate.weight"), TRANSPOSED) | {
+            "token_embd.weight": Conversion(_embedding_scale, computes=True),
+            "output.weight": Conversion(_output_scale, computes=True),
+        },
+    ),
+    Checkpoint(
+        "jais2", ("Jais2ForCausalLM",), {"rope.dimension_count": head_dim},
+        {"layer_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 8192,
+         "num_key_value_heads": lambda settings: settings["num_attention_heads"], "head_dim": head_dim},
+        pre=("jais-2",),
     ),
     Checkpoint(
         "starcoder2", ("Starcoder2ForCausalLM",), {}, {"norm_epsilon": 1e-5, "rope_theta": 10000.0},

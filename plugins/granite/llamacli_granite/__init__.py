@@ -4,7 +4,8 @@ Granite Team 2024 (Granite 3.0 Language Models); scales as in Power Scheduler (S
 RMSNorm, grouped heads, SwiGLU. Four numbers of the file scale embeddings, residual branches, scores and logits.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -56,6 +57,8 @@ class Granite(Architecture):
     config_class: type[GraniteConfig] = GraniteConfig
     has_options = True
     """True for files that may have biases of networks and factors of RoPE."""
+    scaled: ClassVar[Mapping[str, float]] = {}
+    """`default` of the scale of logits where files may lack it."""
     always_rotated = False
     """True where llama.cpp does not read the key `rope.scaling.finetuned`."""
 
@@ -77,7 +80,7 @@ class Granite(Architecture):
             embedding_scale=scale("embedding_scale", 1.0),
             residual_scale=scale("residual_scale", 1.0),
             attention_scale=scale("attention.scale", head_dim**-0.5),
-            logit_scale=metadata.get_float(f"{self.name}.logit_scale", minimum=1e-9),
+            logit_scale=metadata.get_float(f"{self.name}.logit_scale", minimum=1e-9, **self.scaled),
             n_ff_shared=metadata.get_int(
                 f"{self.name}.expert_shared_feed_forward_length", default=0, minimum=0, maximum=1 << 24
             ),
@@ -183,6 +186,7 @@ class GraniteHybrid(Granite):
     """
 
     name = "granitehybrid"
+    scaled: ClassVar[Mapping[str, float]] = {"default": 1.0}
 
     def read_layers(self, metadata: Metadata) -> dict[str, Any]:
         """Layers with a state space, and its sizes."""

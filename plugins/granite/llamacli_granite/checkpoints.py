@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Granite, its mixtures of experts and hybrids."""
+"""Hugging Face checkpoints of Granite, its mixtures of experts, hybrids, and Bamba."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +51,25 @@ def _kinds(settings: Settings) -> list[bool]:
     return [kind in ("attention", "full_attention") for kind in settings["layer_types"]]
 
 
+def _indexed(settings: Settings) -> list[str]:
+    """Kinds of Bamba's layers, by the numbers of those with attention."""
+    numbers = settings.get("attn_layer_indices") or ()
+    return ["attention" if i in numbers else "mamba" for i in range(settings["num_hidden_layers"])]
+
+
+def _rotated(settings: Settings) -> int:
+    n_rotated = settings.get("attn_rotary_emb") or settings["hidden_size"] // settings["num_attention_heads"]
+    return int(n_rotated)
+
+
+def _windowed(settings: Settings) -> list[bool]:
+    """Layers with windows, three of four without a list."""
+    kinds = settings.get("layer_types")
+    return [kind == "sliding_attention" for kind in kinds] if kinds else [
+        i % 4 != 0 for i in range(settings["num_hidden_layers"])
+    ]  # fmt: skip
+
+
 def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Without experts, the shared one is the network."""
     if settings.get("num_local_experts"):
@@ -87,11 +106,36 @@ _HYBRID = Checkpoint(
     "granitehybrid", ("GraniteMoeHybridForCausalLM",),
     dict(_MIXTURE.keys) | _HYBRID_KEYS | {"rope.scaling.finetuned": False, "context_length": 2**20},
     _DEFAULTS | {"rope_theta": None, "mamba_d_conv": 4, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128,
-                 "mamba_expand": 2},
+                 "mamba_expand": 2, "pad_vocab_size_multiple": 8},
     ("bpe",), _PRE, rename=_names, split=dict(_MIXTURE.split) | _DENSE,
     convert=INTERLEAVED | state_space(lambda settings: int(settings["mamba_n_groups"])), variant=_variant,
 )  # fmt: skip
-CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID)
+_BAMBA = attrs.evolve(
+    _HYBRID, classes=("BambaForCausalLM",), variant=None, vocabulary=_VOCABULARY,
+    keys=_KEYS | _HYBRID_KEYS | _USES_ROPE | {"rope.dimension_count": _rotated},
+    defaults={**_HYBRID.defaults, **dict.fromkeys(_SCALES.values()), "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+              "max_position_embeddings": 262144, "layer_types": _indexed},
+)  # fmt: skip
+_SWA = Checkpoint(
+    "granite_swa", ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
+    dict(_MIXTURE.keys) | {
+        "attention.sliding_window": lambda settings: int(settings.get("sliding_window", 128)),
+        "attention.sliding_window_pattern": _windowed,
+        "attention.rope_pattern":
+        lambda settings: [bool(rotates) for rotates in settings.get("no_rope_layers") or ()] or None,
+    },
+    _DEFAULTS, _VOCABULARY, _PRE, names="granitehybrid", convert=INTERLEAVED,
+    rename=(
+        (r"\.sinks$", ".sinks.weight"), (r"\.experts\.gate_up_proj$", ".input_linear.weight"),
+        (r"\.experts\.down_proj$", ".output_linear.weight"),
+    ),
+    tensors={f"model.layers.{{}}.{name}": f"blk.{{}}.{target}" for name, target in (
+        ("self_attn.sinks", "attn_sinks"), ("block_sparse_moe.router", "ffn_gate_inp"),
+        ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
+        ("shared_mlp.input_linear", "ffn_up_shexp"), ("shared_mlp.output_linear", "ffn_down_shexp"),
+    )},
+)  # fmt: skip
+CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID, _BAMBA, _SWA)
 
 
 @hookimpl

@@ -47,7 +47,6 @@ def test_layers(load: Any) -> None:
     ("key", "value"),
     [
         ("block_count", None),
-        ("logit_scale", None),
         ("attention.head_count_kv", None),
         ("attention.head_count_kv", [0, 0, 2]),
         ("attention.head_count_kv", [0, 1, 2, 0]),

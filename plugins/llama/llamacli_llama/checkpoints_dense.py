@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of MiniCPM, Baichuan, BitNet, Orion and others."""
+"""Hugging Face checkpoints of MiniCPM, Baichuan, BitNet, HRM-Text and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -153,7 +153,35 @@ NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 }
 """Names of a decoder's tensors, for architectures that gguf lacks."""
 
+
+def _stack(settings: Settings) -> int:
+    return int(settings.get("num_layers_per_stack") or settings["num_hidden_layers"])
+
+
+def _stacks(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Blocks of the lower stack, then those of the higher."""
+    n_stack = _stack(settings)
+    higher = tuple((rf"^model\.H_module\.layers\.{i}\.", f"model.layers.{n_stack + i}.") for i in range(n_stack))
+    return (*higher, (r"^model\.L_module\.", "model."), (r"\.attn\.", ".self_attn."))
+
+
 CHECKPOINTS = (
+    Checkpoint(
+        "hrm_text", ("HrmTextForCausalLM",),
+        {
+            "block_count": lambda settings: _stack(settings) * settings["H_cycles"] * (settings["L_cycles"] + 1),
+            "rope.dimension_count": head_dim, "embedding_scale": field("embedding_scale", kind=float),
+            "hrm.layers_per_stack": _stack, "hrm.h_cycles": field("H_cycles"), "hrm.l_cycles": field("L_cycles"),
+            "hrm.prefix_lm": lambda settings: bool(settings.get("prefix_lm", False)),
+        },
+        {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0, "H_cycles": 2, "L_cycles": 3},
+        rename=_stacks, names="llama",
+        tensors={"model.z_L_init": "hrm.z_l_init", "model.layers.{}.self_attn.gate_proj": "blk.{}.attn_gate"},
+        split={
+            r"\.gqkv_proj\.": tuple(f".{name}_proj." for name in ("gate", "q", "k", "v")),
+            r"\.gate_up_proj\.": (".gate_proj.", ".up_proj."),
+        },
+    ),
     attrs.evolve(
         _LLAMA, classes=("Sarashina2VisionForCausalLM",), rename=((r"^llm\.", ""),), drop=(r"^norm\.",)
     ),

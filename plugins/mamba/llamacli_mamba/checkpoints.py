@@ -28,11 +28,6 @@ def _groups(settings: Settings) -> int:
     return int(settings.get("n_groups") or 1)
 
 
-def _padded(n: int) -> Callable[[Settings], int]:
-    """Size of the vocabulary as files have it, a multiple."""
-    return lambda settings: -(-settings["vocab_size"] // n) * n
-
-
 def _scaled(*factors: Callable[[Settings], float]) -> Conversion:
     def apply(array: Any, settings: Settings) -> Any:
         for factor in factors:
@@ -96,12 +91,13 @@ _TIED = (r"^lm_head\.",)
 
 CHECKPOINTS = (
     Checkpoint(
-        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"),
+        "mamba", ("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
         _KEYS | {
             "ssm.time_step_rank": lambda fields: int(fields.get("time_step_rank") or -(-fields["hidden_size"] // 16)),
             "ssm.dt_b_c_rms": lambda settings: settings.get("model_type") == "falcon_mamba",
         },
-        _DEFAULTS | {"state_size": 16}, pre=("olmo", "gpt-2"),
+        _DEFAULTS | {"state_size": 16, "pad_vocab_size_multiple": 8, "hidden_size": field("d_model")},
+        pre=("olmo", "gpt-2"),
         drop=lambda settings: _TIED if settings.get("tie_word_embeddings", True) else (),
         convert={"ssm_a": MINUS_EXP, "ssm_conv1d.weight": SQUEEZED},
     ),
@@ -111,7 +107,8 @@ CHECKPOINTS = (
             "ssm.time_step_rank": lambda settings: _inner(settings) // settings["head_dim"],
             "ssm.group_count": _groups,
         },
-        _DEFAULTS | {"state_size": 128, "head_dim": 64}, ("sentencepiece", "bpe"), pre=("olmo", "gpt-2"),
+        _DEFAULTS | {"state_size": 128, "head_dim": 64, "pad_vocab_size_multiple": 16}, ("sentencepiece", "bpe"),
+        pre=("olmo", "gpt-2"),
         rename=((r"^model\.(backbone|lm_head)", r"\1"), (r"\.dt_bias$", ".dt_proj.bias")),
         convert=state_space(_groups),
     ),
