@@ -313,6 +313,13 @@ def test_tokens_of_another_type_and_layers_of_another_model(tmp_path: Path, plug
         plugins.open_folder(folder, base=tmp_path / "llama3_deep").data("d2t")
 
 
+def test_draft_heads_with_a_pickle_are_refused(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "dflash")
+    (folder / "mask_embedding.pt").touch()
+    with pytest.raises(ModelFormatError, match=r"dflash: tokenizer: ValueError: mask_embedding\.pt is a pickle"):
+        plugins.open_folder(folder, base=tmp_path / "qwen3")
+
+
 def test_float8_without_scales(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama")
     cases.write_safetensors(folder / "model.safetensors", {"model.norm.weight": ("F8_E4M3", (64,), bytes(64))})

@@ -141,12 +141,12 @@ class CheckpointFile:
             if text in checkpoint.user_defined:
                 keys["tokenizer.ggml.token_type"][i] = int(TokenKind.USER_DEFINED)
         tokenizer = read_json(path / "tokenizer_config.json")
-        layouts = [(checkpoint, settings)]
+        layouts = [(checkpoint, settings, path)]
         if base:
-            layouts.append((self._checkpoint, self._settings))
-        for layout, fields in layouts:
-            given = {**fields, "folder": path, "vocabulary": keys}
-            keys |= value_of(partial(layout.tokenizer, kind, tokenizer), given, f"{path}: tokenizer")
+            layouts.append((self._checkpoint, self._settings, self.path))
+        for layout, fields, folder in layouts:
+            given = {**fields, "folder": folder, "vocabulary": keys}
+            keys |= value_of(partial(layout.tokenizer, kind, tokenizer), given, f"{folder}: tokenizer")
         return keys
 
     # --- tensors ---
