@@ -64,7 +64,7 @@ def _softcap(settings: Settings) -> float | None:
 
 
 def _mask(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
-    """Token of masks; ValueError for a head with an embedding of its own for it."""
+    """Token of masks; ValueError for a pickled embedding."""
     if (settings["folder"] / "mask_embedding.pt").is_file():
         raise ValueError("mask_embedding.pt is a pickle, which could run code; the head needs the embedding in it")
     mask = _field("mask_token_id", int)(settings)
