@@ -318,6 +318,7 @@ def test_a_spare_worker_replays_the_requests_of_a_lost_one(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("llamacli.stages.worker._TURN_S", 60.0)  # a caller that leaves late costs no spare worker
     path = tiny_gguf(variant) if variant != "gqa" else tiny_gguf("gqa", n_layer=6)
     (expected,) = served_answers(path, None, nothing)
     assert not any(isinstance(answer, ServeError) for answer in expected)
@@ -329,11 +330,10 @@ def test_a_spare_worker_replays_the_requests_of_a_lost_one(
         (failed,) = served_answers(path, workers, next_lost.close)
     assert before == replayed == expected
     assert f"is lost; worker 127.0.0.1:{spare[1]} takes its place" in caplog.text
-    for answer, text in zip(failed, expected, strict=True):
-        if isinstance(answer, StageLostError):
-            assert "1 were lost during the request" in str(answer)
-        else:
-            assert answer == text  # it ended before the loss
+    errors = [answer for answer in failed if isinstance(answer, StageLostError)]
+    assert errors or variant != "gqa"  # texts of a quicker model may end before the loss
+    assert all("1 were lost during the request" in str(error) for error in errors)
+    assert all(answer in errors or answer == text for answer, text in zip(failed, expected, strict=True))
 
 
 def status_is(engine: LocalEngine, status: str) -> None:
