@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import DRAFT_TOKENS, Checkpoint, Conversion, Settings, field, n_blocks, rope_of
+from llamacli.plugin import DRAFT_TOKENS, Checkpoint, Conversion, Settings, field, head_dim, n_blocks, rope_of
 
 
 def _field(name: str, kind: Callable[[Any], Any]) -> Callable[[Settings], Any]:
@@ -19,13 +19,9 @@ def _field(name: str, kind: Callable[[Any], Any]) -> Callable[[Settings], Any]:
     return value
 
 
-def _head_dim(settings: Settings) -> int:
-    return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
-
-
 def _n_rotated(settings: Settings) -> int | None:
     share = rope_of(settings).get("partial_rotary_factor")
-    return None if share is None else int(_head_dim(settings) * share)
+    return None if share is None else int(head_dim(settings) * share)
 
 
 def _layers(settings: Settings) -> list[int] | None:
@@ -56,7 +52,7 @@ def _causal(settings: Settings) -> bool | None:
 def _sections(settings: Settings) -> list[int] | None:
     """Sections of RoPE, of the time alone, for a model with some."""
     rope = settings["base"].get("rope_parameters") or settings["base"].get("rope_scaling") or {}
-    return [_head_dim(settings) // 2, 0, 0, 0] if "mrope_section" in rope else None
+    return [head_dim(settings) // 2, 0, 0, 0] if "mrope_section" in rope else None
 
 
 def _softcap(settings: Settings) -> float | None:
