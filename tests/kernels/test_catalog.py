@@ -60,6 +60,7 @@ RANDOM = {
     "round_activations": "kernels/test_linear.py::test_activations_of_random_shapes_and_strides",
     "store_kv": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
+    "tiled_attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "latent_attention": "kernels/test_attention.py::test_attention_of_random_shapes_and_strides",
     "linear_state": "ops/test_random_shapes.py::test_kernels_compute_what_numpy_does",
     "deepstack": "ops/test_deepstack.py::test_rows_of_random_shapes_add_their_parts",

@@ -24,9 +24,11 @@ from llamacli.kv import KVType
 from llamacli.ops.embed import Embed
 from llamacli.ops.lowering import Array, Field, HostRows, Lowering, Resource, Slot, Step, f32, slots_of
 from llamacli.ops.run import Run
+from llamacli.util.memory import anonymous
 from llamacli.util.settings import KERNEL_API_CHANGE
 
 HOST = np.dtype([])
+_LINE = 64
 
 Watch = Callable[[Tensor, npt.NDArray[np.float32], npt.NDArray[np.int64] | None], None]
 """Callback of each matrix product: `watch(tensor, x, starts)`. `x` is float32 [n_rows, n_in]; with `starts`, int64
@@ -40,14 +42,14 @@ class StepTable(Lowering):
     other rows. `hidden` is the value that the output layer reads, None if there is no such layer, and `output` the
     first step after it and after the value that the graph passes. `prepares` are called before each run; `host_ops` are
     the ops that run in NumPy, and `plugin_steps` those of plugins' ops, both described, by their step. With
-    `is_tiled`, products of integer weights are by tiles of AMX.
+    `is_tiled`, products of integer weights and of attention are by tiles of AMX.
     """
 
     def __init__(
         self, graph: Graph, weights: PackedWeights, team: Team, watch: Watch | None = None, *, is_tiled: bool = False
     ):
         self._weights, self._team, self._watch = weights, team, watch
-        self.watches_products, self._is_tiled = watch is not None, is_tiled
+        self.watches_products, self.is_tiled = watch is not None, is_tiled
         self._resources: dict[object, Any] = {}
         self._made: dict[Slot, Step] = {}
         self._read: set[Stack] = set()
@@ -134,7 +136,7 @@ class StepTable(Lowering):
         matrix = self._weights.matrix(tensor)
         if matrix.stack and len(matrix.packed) == 1 and matrix.stack not in self._read:
             matrix.stack.fetch([0])
-        if self._is_tiled and isinstance(matrix.packing, IntegerPacking):
+        if self.is_tiled and isinstance(matrix.packing, IntegerPacking):
             return attrs.evolve(matrix, packing=TiledPacking(matrix.packing))
         return matrix
 
@@ -210,8 +212,9 @@ class StepTable(Lowering):
         return out
 
     def scratch(self, n_bytes: int) -> Array:
-        shape = self._team.n_threads, n_bytes // 4
-        return self.shared(("scratch", n_bytes), lambda: np.zeros(shape, np.float32))
+        n_threads, n_lines = self._team.n_threads, -(-n_bytes // _LINE)
+        memory = self.shared(("scratch", n_lines), lambda: anonymous(n_threads * n_lines * _LINE).view(np.float32))
+        return memory.reshape(n_threads, -1)
 
     def shared(self, key: object, make: Callable[[], Resource]) -> Resource:
         if key not in self._resources:

@@ -54,6 +54,7 @@ _FAMILIES: tuple[tuple[Callable[[Any], Kernel], Callable[[], Iterable[Any]]], ..
     (activation_rounding.round_activations, lambda: activation_rounding.FORMS),
     (attention.store_kv, lambda: CACHES),
     (attention.attention, lambda: CACHES),
+    (attention.tiled_attention, lambda: CACHES if isa() == "amx" else []),
     (attention.latent_attention, lambda: [kv_type for kv_type in CACHES if kv_type.k == kv_type.v]),
     (linear_state.linear_state, lambda: linear_state.STATE_FORMS),
 )

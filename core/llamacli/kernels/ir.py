@@ -236,6 +236,17 @@ def exchange_lanes(b: Builder, x: Value, distance: int) -> Value:
     return shuffle(b, x, x, [lane ^ distance for lane in range(LANES)])
 
 
+def reduce_rows(b: Builder, rows: list[Value], combine: Callable[[Value, Value], Value]) -> Value:
+    """Reduce 16 vectors: lane i is the result of vector i."""
+    for half in (8, 4, 2, 1):
+        low = [lane & ~half | (LANES if lane & half else 0) for lane in range(LANES)]
+        rows = [
+            combine(shuffle(b, x, y, low), shuffle(b, x, y, [lane | half for lane in low]))
+            for x, y in zip(rows[:half], rows[half:], strict=True)
+        ]
+    return rows[0]
+
+
 def sum_f32(b: Builder, x: Value) -> Value:
     """The sum of the lanes."""
     return _fold(b, x, lambda b, u, v: b.fadd(u, v))
@@ -324,6 +335,16 @@ def split_bf16(b: Builder, even: Value, odd: Value) -> tuple[Value, Value]:
     rest = [b.bitcast(b.fsub(x, b.bitcast(part, F32X16)), I32X16) for x, part in zip(numbers, upper, strict=True)]
     large, small = (b.or_(odd, b.lshr(even, constant(I32X16, 16))) for even, odd in (upper, rest))
     return large, small
+
+
+def round_bf16(b: Builder, low: Value, high: Value) -> Value:
+    """Round 32 float32 to bfloat16 by AVX512-BF16, int16x32.
+
+    Ties to even; subnormal numbers become 0.
+    """
+    kind = ir.VectorType(BFLOAT, 2 * LANES)
+    rounded = call(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
+    return b.bitcast(rounded, ir.VectorType(I16, 2 * LANES))
 
 
 # --- the integer dot product -----------------------------------------------------------------------------------------

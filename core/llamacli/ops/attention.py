@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llamacli.kernels.kv_types.types import PAGE
 from llamacli.ops.base import LARGEST, SMALLEST, MakeParam, Op, Recorder, expect, expect_number
 from llamacli.ops.columns import columns
+from llamacli.ops.linear import nearest_bf16
 from llamacli.ops.lowering import NO_LIMIT, HostRows, Lowering, Slot, f32
 from llamacli.ops.run import Run
 from llamacli.ops.select import Selection, selected_attention
@@ -91,16 +92,17 @@ class Attention(Op):
         state, n_past = run.states[self.layer], run.start + run.n
         keys, values = run.sequence.read(self.layer, n_past)
         n_before, n_after = self._reach(state.window)
-        queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim), []
-        for i, heads in enumerate(queries):
+        queries, out = run[self.q].reshape(run.n, len(keys), -1, self.head_dim) * self.scale, []
+        rounded = _nearest_bf16 if run.is_tiled and not state.values_in_keys else np.array
+        for i, heads in enumerate(rounded(queries)):
             own = run.start + i
             seen = slice(0, run.span.n_encoded) if self.cross else run.seen(i, n_before, n_after, state.chunk)
             if self.spans:
                 seen = slice(int(run.span.firsts[i]), seen.stop)
             # BLAS sums in an order that depends on the layout, which must be the same however the batch was split.
-            seen_keys = np.ascontiguousarray(keys[..., seen], np.float64)
-            seen_values = np.ascontiguousarray(values[:, seen], np.float64)
-            scores = np.matmul(heads, seen_keys) * self.scale
+            seen_keys = np.ascontiguousarray(rounded(keys[..., seen]), np.float64)
+            seen_values = np.ascontiguousarray(rounded(values[:, seen]), np.float64)
+            scores = np.matmul(heads, seen_keys)
             if self.softcap is not None:
                 scores = self.softcap * np.tanh(scores / self.softcap)
             if self.alibi is not None:
@@ -117,7 +119,7 @@ class Attention(Op):
             total = scores.sum(-1, keepdims=True)
             if self.sinks is not None:
                 total += np.exp(sinks - row_max)
-            out.append(np.matmul(scores / total, seen_values).reshape(-1))
+            out.append((np.matmul(rounded(scores), seen_values) / total).reshape(-1))
         return np.array(out).reshape(run.n, self.out.width)
 
     def _biases(self, table: npt.NDArray[Any], distances: Integers) -> npt.NDArray[Any]:
@@ -132,7 +134,14 @@ class Attention(Op):
         return n, n
 
     def lower(self, to: Lowering) -> None:
-        from llamacli.kernels.attention import ATTENTION, attention, latent_attention, partial_bytes
+        from llamacli.kernels.attention import (
+            ATTENTION,
+            attention,
+            latent_attention,
+            partial_bytes,
+            scratch_bytes,
+            tiled_attention,
+        )
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
         sinks = to.vector(self.sinks) if self.sinks else None
@@ -148,11 +157,14 @@ class Attention(Op):
             edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
             table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
             bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
-        scratch = head_scratch(to, state)
+        kernel, scratch = latent_attention if state.values_in_keys else attention, head_scratch(to, state)
+        if to.is_tiled and not state.values_in_keys:
+            kernel = tiled_attention
+            scratch = to.scratch(scratch_bytes(state.head_dim, state.value_dim, in_tiles=True))
         n_bytes = partial_bytes(state.head_dim if state.values_in_keys else state.value_dim, len(scratch))
         partials = to.shared(("sums of chunks", n_bytes), lambda: anonymous(n_bytes))
         to.step(
-            latent_attention if state.values_in_keys else attention, ATTENTION, reads=[cache_slot(self.layer)],
+            kernel, ATTENTION, reads=[cache_slot(self.layer)],
             q=q, out=out, group=n_head // state.n_head_kv, n_head_kv=state.n_head_kv, head_dim=self.head_dim,
             value_dim=state.value_dim, layer=self.layer, sinks=sinks, slopes=slopes, window=n_before + 1,
             chunk=state.chunk or NO_LIMIT, n_after=n_after, scale=self.scale, softcap=self.softcap, bias=bias,
@@ -173,6 +185,10 @@ class Attention(Op):
             bias = param(f"bias_{causal}", 8, x.width // 16)
             yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3, bias=bias, max_distance=12, causal=causal)
         yield attention(g, x, store(g, x, x, head_dim=16), scale=0.3, spans=True)
+
+
+def _nearest_bf16(x: npt.NDArray[Any]) -> Array:
+    return nearest_bf16(x).astype(np.float64)
 
 
 def _fill_firsts(slot: Slot, rows: HostRows, at: Callable[[Slot], npt.NDArray[Any]]) -> None:

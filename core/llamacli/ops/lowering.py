@@ -147,6 +147,9 @@ class Lowering(abc.ABC):
     zeros: Array
     """float32 zeros, at least as many as any row or bias has numbers."""
 
+    is_tiled = False
+    """True if products of prompts are those of tiles of AMX."""
+
     watches_products = False
     """True if the inputs of matrix products are watched, as importance matrices need it."""
 

@@ -72,7 +72,7 @@ class Run:
     - `sequence`: the cached keys and values; `states[i]`: the shape of the keys and values of layer i.
     - `hidden`: float32 [n, n_embd], hidden states of the tokens before; None for zeros.
     - `span.inputs`: embeddings, positions and spans; None for plain ids.
-    - `is_tiled`: matrix products are those of tiles.
+    - `is_tiled`: matrix products and attention are those of tiles.
     """
 
     tokens: npt.NDArray[np.int32]
