@@ -292,18 +292,23 @@ def _varint(value: int) -> bytes:
 
 
 def write_sentencepiece(
-    folder: Path, *, n_words: int = 20, jinja: bool = False, added: Mapping[int, str] | None = None
+    folder: Path,
+    *,
+    n_words: int = 20,
+    jinja: bool = False,
+    added: Mapping[int, str] | None = None,
+    more: Iterable[str] = (),
 ) -> int:
     """Write tokenizer.model, BPE with bytes; return the number of pieces.
 
-    `added` are special tokens by their ids, which pieces may have.
+    `added` are special tokens by their ids, which pieces may have, `more` the last pieces.
     """
     pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     letters = "etaoinshrdlu\u2581"
     words = [a + b for a in "\u2581aeiou" for b in letters][:n_words]
     pieces += [(text, -float(i), 1) for i, text in enumerate([*words, *letters, *"bcfgjkmpqvwxyz.,!?"])]
-    pieces += [("<pad>", 0.0, 4), ("<unused0>", 0.0, 5)]
+    pieces += [("<pad>", 0.0, 4), ("<unused0>", 0.0, 5), *((text, 0.0, 4) for text in more)]
     encoded_pieces = [
         _field(1, text.encode()) + _field(2, score) + (_field(3, kind) if kind != 1 else b"")
         for text, score, kind in pieces
@@ -1067,6 +1072,12 @@ def _bailing3(*, rank_q: int) -> Shapes:
 
 
 _LAYERS = r"\.layers\."
+_INTERN_NAMES = (
+    ("embed_tokens", "tok_embeddings"), ("lm_head", "output"), ("self_attn.q_proj", "attention.wqkv"),
+    ("self_attn.o_proj", "attention.wo"), ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "ffn_norm"), ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+)  # fmt: skip
 _EXAONE_NAMES = (
     ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
     ("self_attn.o_proj", "attn.attention.out_proj"), ("self_attn.", "attn.attention."), ("input_layernorm", "ln_1"),
@@ -1133,11 +1144,28 @@ CASES: dict[str, dict[str, Any]] = {
         "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
         tokenizer="sentencepiece",
     ),
+    "internlm2": _case(
+        "InternLM2ForCausalLM", "internlm2", {"rope_theta": 1e6, "vocab_size": 315, "eos_token_id": 2},
+        tokenizer="sentencepiece", added={311: "<|im_end|>"}, more=("[UNUSED_TOKEN_1]", "[UNUSED_TOKEN_2]", "\0"),
+        renamed=_INTERN_NAMES, without=r"\.[kv]_proj\.",
+        tensors={f"model.layers.{i}.attention.wqkv.weight": (128, 64) for i in range(2)},
+    ),
     "internlm3": _case(
         "InternLM3ForCausalLM", "internlm3",
         {"head_dim": 32, "rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "eos_token_id": 2},
         tokenizer="sentencepiece", added={311: "<|im_end|>"},
     ),
+    "talkie": {
+        "architectures": ["TalkieForCausalLM"], "model_type": "talkie", "tokenizer": "gpt4o", "pre": "talkie",
+        "config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "head_dim": 16, "max_position_embeddings": 512, "rope_theta": 1e6, "vocab_size": 320},
+        "shapes": {"model.embed.weight": (320, 64), "lm_head": (320, 64), "lm_head_gain.w_g": (1,)} | {
+            f"model.blocks.{i}.{name}": shape for i in range(2) for name, shape in (
+                *((f"attn.attn_{kind}.weight", (64, 64)) for kind in ("query", "key", "value", "resid")),
+                ("attn.head_gain.head_g", (4,)), ("attn_gain.a_g", (1,)), ("mlp_gain.a_g", (1,)),
+                ("embed_skip.a_g", (1,)), ("mlp.mlp_gate.weight", (96, 64)), ("mlp.mlp_linear.weight", (96, 64)),
+                ("mlp.mlp_resid.weight", (64, 96)))},
+    },
     "minicpm": _case(
         "MiniCPMForCausalLM", "minicpm",
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
@@ -2003,7 +2031,7 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     if "base" in case:
         write_checkpoint(folder, case["base"])
     elif case["tokenizer"] == "sentencepiece":
-        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
+        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"), more=case.get("more", ()))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":

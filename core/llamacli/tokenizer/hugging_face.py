@@ -54,9 +54,10 @@ def vocabulary_keys(
 ) -> tuple[str, Keys]:
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
-    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
-    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "fairseq"
-    (sentencepiece.bpe.model, or Unigram of tokenizer.json) and "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
+    Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
+    tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
+    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json) and
+    "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -240,6 +241,11 @@ def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     } | special_keys(folder, n_vocab=len(tokens), merges=False)  # fmt: skip
 
 
+def _prefixed(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    prefix = bool(read_spec(folder / "tokenizer.model", 3).get(3, 1))
+    return _sentencepiece(folder, config, pre) | {"tokenizer.ggml.add_space_prefix": prefix}
+
+
 def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     content = read_json(folder / "tokenizer.json")
     vocab: dict[str, int] = content["model"]["vocab"]
@@ -342,6 +348,7 @@ def _wordpiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> K
 
 _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, Any], Sequence[str]], Keys]]] = {
     "sentencepiece": (_is_sentencepiece, _sentencepiece),
+    "prefixed": (_is_sentencepiece, _prefixed),
     "byte_fallback": (_is_byte_fallback, _byte_fallback),
     "ranked": (_is_byte_fallback, _ranked),
     "bpe": (_is_bpe, _bpe),
@@ -555,7 +562,7 @@ def _normalizer(normalizer: Mapping[str, Any] | None) -> Keys:
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-_WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4"), "granite-embed-multi-97m")
+_WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4", "talkie"), "granite-embed-multi-97m")
 """Names of rules that are, but for combining marks, those of others: files of these models have the former."""
 
 
