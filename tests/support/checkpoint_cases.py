@@ -1072,6 +1072,13 @@ def _bailing3(*, rank_q: int) -> Shapes:
 
 
 _LAYERS = r"\.layers\."
+_BIASES: dict[str, tuple[int, ...]] = {
+    **{f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
+        ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
+        ("post_attention_layernorm", 64))},
+    "model.norm.bias": (64,),
+}  # fmt: skip
+"""Biases of projections and norms of two layers, but for those of queries, keys and values."""
 _INTERN_NAMES = (
     ("embed_tokens", "tok_embeddings"), ("lm_head", "output"), ("self_attn.q_proj", "attention.wqkv"),
     ("self_attn.o_proj", "attention.wo"), ("input_layernorm", "attention_norm"),
@@ -1613,13 +1620,17 @@ CASES: dict[str, dict[str, Any]] = {
                    "activation_function": "swiglu", "position_embedding_type": "alibi", "layer_norm_epsilon": 1e-5,
                    "mup_embeddings_scale": 9.5, "mup_output_alpha": 2.25, "mup_width_scale": 0.125},
     },
+    "rugpt3xl": _case(
+        "RuGPT3XLForCausalLM", "rugpt3xl",
+        {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rms_norm_eps": None}, tokenizer="gpt2", biases="qkv",
+        gated=False,
+        tensors=_BIASES | {"model.embed_positions.weight": (512, 64)},
+    ),
     "jais2": _case(
         "Jais2ForCausalLM", "jais2",
         {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
         tokenizer="gpt2", biases="qkv", gated=False,
-        tensors={f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
-            ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
-            ("post_attention_layernorm", 64))} | {"model.norm.bias": (64,)},
+        tensors=_BIASES,
     ),
     "mamba_lm": {
         "architectures": ["MambaLMHeadModel"], "model_type": "mamba", "tokenizer": "gpt2", "pre": "olmo",
