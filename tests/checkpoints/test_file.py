@@ -284,6 +284,30 @@ def test_tokenizers_that_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
     expect(folder, plugins, "own code (auto_map) is not run", "neither tokenizer.json nor tokenizer.model")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("257 'ab' 3", "line 257: 2 bytes, expected 3"),
+        ("257 ab 2", "line 257: "),
+        ("257", "line 257: "),
+        ("", "line 257: "),
+    ],
+)
+def test_a_damaged_vocabulary_of_rwkv_is_named(line: str, told: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "rwkv6")
+    path = folder / "rwkv_vocab_v20230424.txt"
+    path.write_text(path.read_text("utf-8").replace("257 'th' 2", line), "utf-8")
+    expect(folder, plugins, str(path), told)
+
+
+def test_missing_mixes_of_rwkv(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "rwkv6")
+    shapes = cases.shapes_of(cases.CASES["rwkv6"])
+    del shapes["rwkv.blocks.1.attention.time_maa_g"]
+    cases.write_shards(folder, {name: cases.entry_of(name, "BF16", shape) for name, shape in shapes.items()}, 1)
+    expect(folder, plugins, "rwkv.blocks.1.attention.time_maa_w", "(4, 1, 1, 64), expected 5 mixes")
+
+
 def test_pickles_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -8,7 +8,7 @@ Run it from `tests/` with an interpreter that has torch, transformers, sentencep
 The scripts are convert_hf_to_gguf.py and convert_lora_to_gguf.py. The name of the pre-tokenizer, which they find by a
 digest of known vocabularies, is given to them. Of DeepSeek-V3.2's tokenizer they ask for a flag that transformers 5
 drops, of Hunyuan-A13B's for what its own program reads. Tensors of Baichuan but W_pack, with which the script calls
-itself without end, are named as those of others.
+itself without end, are named as those of others. Mixes of RWKV, which the scripts keep in a class, are emptied.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from conversion.base import TextModel
 from conversion.deepseek import DeepseekV32Model
 from conversion.baichuan import BaichuanModel
 from conversion.hunyuan import HunYuanMoEModel
+from conversion.rwkv import Rwkv6Model, Rwkv7Model
 DeepseekV32Model.set_vocab = HunYuanMoEModel.set_vocab = TextModel._set_vocab_gpt2
 packed = BaichuanModel.modify_tensors
 BaichuanModel.modify_tensors = lambda self, data, name, bid: (
     packed if "W_pack" in name else TextModel.modify_tensors)(self, data, name, bid)
 for line in sys.stdin:
     job = json.loads(line)
+    Rwkv6Model.lerp_weights, Rwkv7Model.lerp_weights = {}, {}
     TextModel.get_vocab_base_pre = lambda self, tokenizer: job["pre"]
     sys.argv = job["argv"]
     try:

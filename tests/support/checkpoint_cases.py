@@ -246,6 +246,16 @@ def write_scored(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
 
 
+def write_rwkv(folder: Path) -> None:
+    """Write the vocabulary of RWKV World: bytes, and few tokens of several."""
+    tokens: list[str | bytes] = [*(chr(i) for i in range(128)), *(bytes([i]) for i in range(128, 256))]
+    tokens += ["th", "he", "in", " the", "\n\n", "\u0432", b"\xe4\xb8", "it's"]
+    sizes = [len(token if isinstance(token, bytes) else token.encode()) for token in tokens]
+    lines = [f"{i} {token!r} {size}\n" for i, (token, size) in enumerate(zip(tokens, sizes, strict=True), 1)]
+    (folder / "rwkv_vocab_v20230424.txt").write_text("".join(lines), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Rwkv6Tokenizer"}))
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -846,6 +856,71 @@ def _plamo(*, mamba: bool) -> Shapes:
             else dict.fromkeys(("q_norm.weight", "k_norm.weight"), (32,))
         )
         found |= {f"{at}{name}": shape for name, shape in norms.items()}
+    return found
+
+
+def _rwkv6() -> Shapes:
+    """Shapes of two layers of RWKV-6."""
+    found: Shapes = {"rwkv.embeddings.weight": (320, 64), "head.weight": (320, 64)}
+    norms = ["rwkv.blocks.0.pre_ln", "rwkv.ln_out"]
+    for i in range(2):
+        time, channel = f"rwkv.blocks.{i}.attention.", f"rwkv.blocks.{i}.feed_forward."
+        found |= {f"{time}time_maa_{name}": (1, 1, 64) for name in "xwkvrg"}
+        found |= {f"{channel}time_maa_{name}": (1, 1, 64) for name in "kr"}
+        found |= {f"{time}{name}.weight": (64, 64) for name in ("key", "value", "receptance", "gate", "output")}
+        found |= {
+            f"{time}time_maa_w1": (64, 160), f"{time}time_maa_w2": (5, 32, 64), f"{time}time_decay": (1, 1, 64),
+            f"{time}time_decay_w1": (64, 64), f"{time}time_decay_w2": (64, 64), f"{time}time_faaaa": (4, 16),
+            f"{channel}key.weight": (224, 64), f"{channel}value.weight": (64, 224),
+            f"{channel}receptance.weight": (64, 64),
+        }  # fmt: skip
+        norms += [f"rwkv.blocks.{i}.{name}" for name in ("ln1", "ln2", "attention.ln_x")]
+    return found | {f"{name}.{kind}": (64,) for name in norms for kind in ("weight", "bias")}
+
+
+def _qrwkv6() -> Shapes:
+    """Shapes of the time mixes of two layers of QRWKV-6."""
+    found: Shapes = {}
+    for i in range(2):
+        time = f"model.layers.{i}.self_attn."
+        found |= {f"{time}time_maa_{name}": (1, 1, 64) for name in "xwkvrg"}
+        found |= {
+            f"{time}time_maa_w1": (64, 40), f"{time}time_maa_w2": (5, 8, 64), f"{time}time_decay": (1, 1, 64),
+            f"{time}time_decay_w1": (64, 16), f"{time}time_decay_w2": (16, 64), f"{time}gate.weight": (64, 64),
+        }  # fmt: skip
+    return found
+
+
+def _rwkv7() -> Shapes:
+    """Shapes of two layers of RWKV-7, as flash-linear-attention names them."""
+    found: Shapes = {"model.embeddings.weight": (320, 64), "lm_head.weight": (320, 64)}
+    norms = ["model.layers.0.pre_norm", "model.norm"]
+    for i in range(2):
+        time, channel = f"model.layers.{i}.attn.", f"model.layers.{i}.ffn."
+        found |= {f"{time}x_{name}": (1, 1, 64) for name in "rwkvag"}
+        found |= {f"{time}{name}_proj.weight": (64, 64) for name in "rkvo"}
+        for name in "wag" if i == 0 else "wavg":
+            found |= {f"{time}{name}_lora.lora.0.weight": (32, 64), f"{time}{name}_lora.lora.2.weight": (64, 32)}
+            found |= {f"{time}{name}_lora.lora.2.bias": (64,)} if name != "g" else {}
+        found |= {
+            f"{time}k_k": (64,), f"{time}k_a": (64,), f"{time}r_k": (4, 16), f"{channel}x_k": (64,),
+            f"{channel}key.weight": (256, 64), f"{channel}value.weight": (64, 256),
+        }  # fmt: skip
+        norms += [f"model.layers.{i}.{name}" for name in ("attn_norm", "ffn_norm", "attn.g_norm")]
+    return found | {f"{name}.{kind}": (64,) for name in norms for kind in ("weight", "bias")}
+
+
+def _arwkv7() -> Shapes:
+    """Shapes of the time mixes of two layers of ARWKV-7."""
+    found: Shapes = {}
+    for i in range(2):
+        time = f"model.layers.{i}.self_attn.time_mixer."
+        found |= {f"{time}x_x": (6, 64), f"{time}g1": (64, 128), f"{time}g2": (128, 64)}
+        found |= {f"{time}{name}.weight": (64, 64) for name in ("receptance", "key", "value", "output")}
+        for name, rank in (("w", 64), ("a", 64), ("v", 32)):
+            found |= {f"{time}{name}0": (1, 1, 64), f"{time}{name}1": (64, rank), f"{time}{name}2": (rank, 64)}
+        found |= {f"{time}k_k": (1, 1, 64), f"{time}k_a": (1, 1, 64), f"{time}r_k": (4, 16)}
+        found |= {f"{time}ln_x.{kind}": (64,) for kind in ("weight", "bias")}
     return found
 
 
@@ -1632,6 +1707,30 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="gpt2", biases="qkv", gated=False,
         tensors=_BIASES,
     ),
+    "rwkv6": {
+        "architectures": ["Rwkv6ForCausalLM"], "model_type": "rwkv6", "tokenizer": "rwkv", "shapes": _rwkv6(),
+        "config": {"hidden_size": 64, "intermediate_size": None, "num_hidden_layers": 2, "head_size": 16,
+                   "num_attention_heads": 64, "layer_norm_epsilon": 1e-5, "rescale_every": 1, "vocab_size": 320,
+                   "bos_token_id": 0, "eos_token_id": 0},
+        "differs": (r"chat_template$",),
+    },
+    "rwkv6qwen2": _case(
+        "RWKV6Qwen2ForCausalLM", "rwkv6qwen2",
+        {"rope_theta": 1e6, "lora_rank_tokenshift": 8, "lora_rank_decay": 16, "num_key_value_heads": 2},
+        tokenizer="qwen2", biases="qkv", tensors=_qrwkv6(),
+    ),
+    "rwkv7": {
+        "architectures": ["RWKV7ForCausalLM"], "model_type": "rwkv7", "tokenizer": "rwkv", "shapes": _rwkv7(),
+        "config": {"hidden_size": 64, "intermediate_size": None, "num_hidden_layers": 2, "head_dim": 16,
+                   "norm_eps": 1e-5, "vocab_size": 320, "decay_low_rank_dim": 32, "a_low_rank_dim": 32,
+                   "v_low_rank_dim": 32, "gate_low_rank_dim": None},
+        "differs": (r"chat_template$",),
+    },
+    "arwkv7": _case(
+        "RwkvHybridForCausalLM", "rwkv_hybrid",
+        {"rope_theta": 1e6, "head_size": 16, "wkv_version": 7, "wkv_has_gate": True},
+        tokenizer="qwen2", without=r"self_attn\.._proj\.", tensors=_arwkv7(),
+    ),
     "mamba_lm": {
         "architectures": ["MambaLMHeadModel"], "model_type": "mamba", "tokenizer": "gpt2", "pre": "olmo",
         "config": {"d_model": 64, "n_layer": 2, "vocab_size": 317, "ssm_cfg": {}, "rms_norm": True,
@@ -2047,6 +2146,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
+    elif case["tokenizer"] == "rwkv":
+        write_rwkv(path)
     elif case["tokenizer"] == "scored":
         write_scored(path)
     elif case["tokenizer"].startswith("xlm_roberta"):

@@ -326,7 +326,7 @@ class CheckpointFile:
         info, source = self.tensors[name], self._sources[name]
         if source.packed:
             return self._blocks(source)
-        array = self._read(source, info.type)
+        array = self._read(name, source, info.type)
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
@@ -342,7 +342,7 @@ class CheckpointFile:
         packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
         return packed.reshape(-1, packed.shape[-2] * packed.shape[-1])
 
-    def _read(self, source: _Source, kind: Any) -> Array:
+    def _read(self, target: str, source: _Source, kind: Any) -> Array:
         """Values as `kind` stores them: numbers, or the bits of bfloat16."""
         if source.values is not None:
             return source.values
@@ -359,7 +359,7 @@ class CheckpointFile:
             raise ModelFormatError(f"{self._where(source.names[0])} is of {', '.join(dtypes)}, expected {kind.name}")
         if source.conversion:
             try:
-                array = source.conversion.apply(array, self._settings)
+                array = source.conversion.apply(array, {**self._settings, "tensor": target})
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
         if is_kept or kind is TensorType.F32:

@@ -6,6 +6,7 @@ writes. `tokenizer.ggml.pre` is found by its effect: the name whose rules split 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from base64 import b64decode
@@ -33,6 +34,7 @@ _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
 _FAIRSEQ = "sentencepiece.bpe.model"
+_WORLD = "rwkv_vocab_v20230424.txt"
 _PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
 
@@ -56,8 +58,8 @@ def vocabulary_keys(
 
     Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
     tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
-    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json) and
-    "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
+    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored"
+    (tokenizer.jsonl, PLaMo's tokens with scores) and "rwkv" (the text file of RWKV World).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -119,6 +121,10 @@ def _unigram_path(folder: Path) -> Path | None:
 
 def _is_scored(folder: Path) -> bool:
     return (folder / "tokenizer.jsonl").is_file()
+
+
+def _is_rwkv(folder: Path) -> bool:
+    return (folder / _WORLD).is_file()
 
 
 def _is_unigram(folder: Path) -> bool:
@@ -293,6 +299,35 @@ def _scored(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys
     return keys | _chat_templates(folder, settings)
 
 
+def _rwkv(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Tokens of RWKV World, as Python writes bytes."""
+    path, texts = folder / _WORLD, ["<s>"]
+    for number, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), 1):
+        try:
+            literal, length = line.partition(" ")[2].rsplit(" ", 1)
+            token = ast.literal_eval(literal)
+            token = token if isinstance(token, bytes) else token.encode()
+            if len(token) != int(length):
+                raise ValueError(f"{len(token)} bytes, expected {length}")
+        except (AttributeError, SyntaxError, ValueError) as error:
+            raise ModelFormatError(f"{path}: line {number}: {error}") from error
+        texts.append(repr(token)[2:-1])
+    n_more = config.get("vocab_size", 65536) - len(texts)
+    if n_more < 0:
+        raise ModelFormatError(f"{path}: {len(texts)} tokens, and vocab_size of config.json is {config['vocab_size']}")
+    types = [TokenKind.CONTROL, *[TokenKind.NORMAL] * (len(texts) - 1), *[TokenKind.UNUSED] * n_more]
+    texts += [f"[PAD{i}]" for i in range(len(texts), len(texts) + n_more)]
+    return special_keys(folder, merges=False) | {
+        "tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": _BLANK_LINE,
+    }  # fmt: skip
+
+
+_BLANK_LINE = 261
+"""Token of RWKV World that ends turns."""
+
+
 def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     keys = _byte_fallback(folder, config, pre)
     del keys["tokenizer.ggml.pre"]
@@ -355,6 +390,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
     "scored": (_is_scored, _scored),
+    "rwkv": (_is_rwkv, _rwkv),
     "fairseq": (_is_fairseq, _fairseq),
 }
 
