@@ -300,6 +300,18 @@ def test_a_damaged_vocabulary_of_rwkv_is_named(line: str, told: str, tmp_path: P
     expect(folder, plugins, str(path), told)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("dGg= x", "line 257: "), ("dGg=", "line 257: "), ("?? 256", "line 257: "),
+     ("dGhpbg== 256", "token 256 is not made of two before it"), ("dGg= 480", "token 480 is beyond vocab_size = 480")],
+)  # fmt: skip
+def test_a_damaged_vocabulary_of_qwen_is_named(line: str, told: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen")
+    path = folder / "qwen.tiktoken"
+    path.write_text(path.read_text().replace("dGg= 256", line))
+    expect(folder, plugins, str(path), told)
+
+
 def test_missing_mixes_of_rwkv(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "rwkv6")
     shapes = cases.shapes_of(cases.CASES["rwkv6"])

@@ -256,6 +256,15 @@ def write_rwkv(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Rwkv6Tokenizer"}))
 
 
+def write_tiktoken(folder: Path) -> None:
+    """Write qwen.tiktoken: bytes, and merges by their ranks."""
+    tokens = [bytes([i]) for i in range(256)] + [b"th", b"he", b"in", b"the", b" the", b"er", b"ther", b"\xe4\xb8"]
+    lines = [f"{b64encode(token).decode()} {i}\n" for i, token in enumerate(tokens)]
+    (folder / "qwen.tiktoken").write_text("".join(lines))
+    settings = {"tokenizer_class": "QWenTokenizer", "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -1408,6 +1417,18 @@ CASES: dict[str, dict[str, Any]] = {
         "MixtralForCausalLM", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
         tokenizer="sentencepiece", experts="mixtral", shards=3,
     ),
+    "qwen": {
+        "architectures": ["QWenLMHeadModel"], "model_type": "qwen", "tokenizer": "tiktoken", "pre": "qwen2",
+        "config": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "kv_channels": 16, "layer_norm_epsilon": 1e-6, "max_position_embeddings": 512,
+                   "rotary_emb_base": 10000, "rotary_pct": 1.0, "seq_length": 512, "vocab_size": 480},
+        "shapes": {"transformer.wte.weight": (480, 64), "transformer.ln_f.weight": (64,), "lm_head.weight": (480, 64)}
+        | {f"transformer.h.{i}.{name}": shape for i in range(2) for name, shape in (
+            ("ln_1.weight", (64,)), ("ln_2.weight", (64,)), ("attn.c_attn.weight", (192, 64)),
+            ("attn.c_attn.bias", (192,)), ("attn.c_proj.weight", (64, 64)), ("mlp.w1.weight", (96, 64)),
+            ("mlp.w2.weight", (96, 64)), ("mlp.c_proj.weight", (64, 96)))},
+        "differs": (r"layer_norm_rms_epsilon$",),
+    },
     "qwen2": _case("Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6}, tokenizer="qwen2", biases="qkv"),
     "qwen2_yarn": _case(
         "Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6, "rope_scaling": _YARN}, tokenizer="qwen2", biases="qkv",
@@ -2146,6 +2167,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
+    elif case["tokenizer"] == "tiktoken":
+        write_tiktoken(path)
     elif case["tokenizer"] == "rwkv":
         write_rwkv(path)
     elif case["tokenizer"] == "scored":

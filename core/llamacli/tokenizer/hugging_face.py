@@ -11,12 +11,14 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import regex
 
 from llamacli.errors import ModelFormatError
+from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8
 from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
 from llamacli.tokenizer.vocabulary import TokenKind
@@ -34,6 +36,7 @@ _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
 _FAIRSEQ = "sentencepiece.bpe.model"
+_RANKED = "qwen.tiktoken"
 _WORLD = "rwkv_vocab_v20230424.txt"
 _PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
@@ -59,7 +62,8 @@ def vocabulary_keys(
     Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
     tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
     "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored"
-    (tokenizer.jsonl, PLaMo's tokens with scores) and "rwkv" (the text file of RWKV World).
+    (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV World) and "tiktoken" (qwen.tiktoken,
+    tokens with ranks).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -121,6 +125,10 @@ def _unigram_path(folder: Path) -> Path | None:
 
 def _is_scored(folder: Path) -> bool:
     return (folder / "tokenizer.jsonl").is_file()
+
+
+def _is_tiktoken(folder: Path) -> bool:
+    return (folder / _RANKED).is_file()
 
 
 def _is_rwkv(folder: Path) -> bool:
@@ -324,6 +332,56 @@ def _rwkv(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     }  # fmt: skip
 
 
+def _tiktoken(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Tokens of Qwen 1, and merges, which their ranks say."""
+    path, ranks = folder / _RANKED, dict[bytes, int]()
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            text, of_text = line.split()
+            ranks[b64decode(text, validate=True)] = int(of_text)
+        except ValueError as error:
+            raise ModelFormatError(f"{path}: line {number}: {error}") from error
+    char_of_byte = {byte: char for char, byte in BYTE_OF_CHAR.items()}
+    texts = {rank: "".join(map(char_of_byte.__getitem__, token)) for token, rank in ranks.items()}
+    merges = []
+    for token, rank in ranks.items():
+        if len(token) == 1:
+            continue
+        parts = _merged(token, ranks, rank)
+        if len(parts) != 2:
+            raise ModelFormatError(f"{path}: token {rank} is not made of two before it")
+        merges.append(" ".join("".join(map(char_of_byte.__getitem__, part)) for part in parts))
+    special = {len(ranks) + i: text for i, text in enumerate(_OF_QWEN)}
+    size = config["vocab_size"]
+    if (last := max(*texts, *special)) >= size:
+        raise ModelFormatError(f"{path}: token {last} is beyond vocab_size = {size} of config.json")
+    kinds = (special, TokenKind.CONTROL), (texts, TokenKind.NORMAL)
+    types = [next((kind for known, kind in kinds if i in known), TokenKind.UNUSED) for i in range(size)]
+    texts |= special
+    keys = special_keys(folder, merges=False)
+    named = any(f"tokenizer.ggml.{name}" in keys for name in _IDS.values())
+    for name in ("unk",) if named else ("bos", "eos", "unk"):
+        keys.setdefault(f"tokenizer.ggml.{_IDS[name]}", len(ranks))
+    return keys | {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre[0],
+        "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
+        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.merges": merges,
+    }  # fmt: skip
+
+
+def _merged(token: bytes, ranks: Mapping[bytes, int], rank: int) -> list[bytes]:
+    """Parts of a token by the merges that come before it."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while True:
+        pairs = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
+        if (best := min(pairs, default=rank)) >= rank:
+            return parts
+        i = pairs.index(best)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+_OF_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+"""Special tokens of Qwen 1, which its files do not have."""
 _BLANK_LINE = 261
 """Token of RWKV World that ends turns."""
 
@@ -391,6 +449,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "wordpiece": (_is_wordpiece, _wordpiece),
     "scored": (_is_scored, _scored),
     "rwkv": (_is_rwkv, _rwkv),
+    "tiktoken": (_is_tiktoken, _tiktoken),
     "fairseq": (_is_fairseq, _fairseq),
 }
 
