@@ -30,7 +30,13 @@ def converted(name: str, folder: Path, plugins: Plugins) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", sorted(cases.COMPARED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if cases.CASES[name].get("slow") else ())
+        for name in sorted(cases.COMPARED)
+    ],
+)
 def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
     found, expected = cases.summary(converted(name, tmp_path, plugins)), GOLDENS[name]
     differs = cases.CASES[name].get("differs", ())

@@ -470,7 +470,10 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 
 def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`."""
+    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`.
+
+    A `slow` one is as large as llama.cpp's converter takes for granted.
+    """
     return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
 
 
@@ -1245,6 +1248,19 @@ CASES: dict[str, dict[str, Any]] = {
         "InternLM3ForCausalLM", "internlm3",
         {"head_dim": 32, "rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "eos_token_id": 2},
         tokenizer="sentencepiece", added={311: "<|im_end|>"},
+    ),
+    "plamo": _case(
+        "PlamoForCausalLM", "plamo",
+        {"hidden_size": 5120, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 40,
+         "num_key_value_heads": 40, "n_shared_head": 8},
+        tokenizer="sentencepiece", slow=True,
+        shapes={
+            "model.embed_tokens.weight": (320, 5120), "model.norm.weight": (5120,), "lm_head.weight": (320, 5120),
+            **{f"model.layers.layers.0.{name}.weight": shape for name, shape in (
+                ("norm", (5120,)), ("self_attn.q_proj", (5120, 5120)), ("self_attn.k_proj", (640, 5120)),
+                ("self_attn.v_proj", (640, 5120)), ("self_attn.o_proj", (5120, 5120)), ("mlp.gate_proj", (32, 5120)),
+                ("mlp.up_proj", (32, 5120)), ("mlp.down_proj", (5120, 32)))},
+        },
     ),
     "talkie": {
         "architectures": ["TalkieForCausalLM"], "model_type": "talkie", "tokenizer": "gpt4o", "pre": "talkie",

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of InternLM2 and Talkie."""
+"""Hugging Face checkpoints of InternLM2, PLaMo 13B and Talkie."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +54,20 @@ def _intern(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any
     return found | ({"tokenizer.ggml.eos_token_id": ends[0]} if ends else {})
 
 
+def _kv_heads(settings: Settings) -> int:
+    """Heads of keys and values, each of which several queries share."""
+    n_head, n_shared = settings["num_attention_heads"], settings["n_shared_head"]
+    if n_head % n_shared:
+        raise ValueError(f"n_shared_head is {n_shared}, expected a divisor of {n_head}")
+    return int(n_head // n_shared)
+
+
+def _by_groups(array: Any, settings: Settings) -> Any:
+    """Rows of queries, those that share a key behind each other."""
+    heads = array.reshape(-1, _kv_heads(settings), head_dim(settings), *array.shape[1:])
+    return heads.swapaxes(0, 1).reshape(array.shape)
+
+
 def _negated(array: Any, settings: Settings) -> Any:
     """Rows of queries and keys, the second half of each head negated.
 
@@ -73,6 +87,18 @@ CHECKPOINTS = (
             "attn_q.weight": _part_of_groups(slice(-2), INTERLEAVED["attn_q.weight"]),
             "attn_k.weight": _part_of_groups(slice(-2, -1), INTERLEAVED["attn_k.weight"]),
             "attn_v.weight": _part_of_groups(slice(-1, None)),
+        },
+    ),
+    Checkpoint(
+        "plamo", ("PlamoForCausalLM",),
+        {
+            "context_length": 4096, "attention.head_count_kv": _kv_heads, "attention.key_length": None,
+            "attention.value_length": None, "rope.freq_base": None,
+        },
+        {"n_shared_head": 8}, ("sentencepiece",),
+        convert={
+            "attn_q.weight": Conversion(_by_groups),
+            "attn_output.weight": Conversion(lambda array, settings: _by_groups(array.T, settings).T, columns=True),
         },
     ),
     Checkpoint(
