@@ -30,7 +30,13 @@ def converted(name: str, folder: Path, plugins: Plugins) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", sorted(cases.COMPARED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if cases.CASES[name].get("slow") else ())
+        for name in sorted(cases.COMPARED)
+    ],
+)
 def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
     found, expected = cases.summary(converted(name, tmp_path, plugins)), GOLDENS[name]
     differs = cases.CASES[name].get("differs", ())
@@ -282,6 +288,42 @@ def test_tokenizers_that_are_not_read(tmp_path: Path, plugins: Plugins) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
     expect(folder, plugins, "own code (auto_map) is not run", "neither tokenizer.json nor tokenizer.model")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("257 'ab' 3", "line 257: 2 bytes, expected 3"),
+        ("257 ab 2", "line 257: "),
+        ("257", "line 257: "),
+        ("", "line 257: "),
+    ],
+)
+def test_a_damaged_vocabulary_of_rwkv_is_named(line: str, told: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "rwkv6")
+    path = folder / "rwkv_vocab_v20230424.txt"
+    path.write_text(path.read_text("utf-8").replace("257 'th' 2", line), "utf-8")
+    expect(folder, plugins, str(path), told)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("dGg= x", "line 257: "), ("dGg=", "line 257: "), ("?? 256", "line 257: "),
+     ("dGhpbg== 256", "token 256 is not made of two before it"), ("dGg= 480", "token 480 is beyond vocab_size = 480")],
+)  # fmt: skip
+def test_a_damaged_vocabulary_of_qwen_is_named(line: str, told: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "qwen")
+    path = folder / "qwen.tiktoken"
+    path.write_text(path.read_text().replace("dGg= 256", line))
+    expect(folder, plugins, str(path), told)
+
+
+def test_missing_mixes_of_rwkv(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "rwkv6")
+    shapes = cases.shapes_of(cases.CASES["rwkv6"])
+    del shapes["rwkv.blocks.1.attention.time_maa_g"]
+    cases.write_shards(folder, {name: cases.entry_of(name, "BF16", shape) for name, shape in shapes.items()}, 1)
+    expect(folder, plugins, "rwkv.blocks.1.attention.time_maa_w", "(4, 1, 1, 64), expected 5 mixes")
 
 
 def test_pickles_are_not_read(tmp_path: Path, plugins: Plugins) -> None:

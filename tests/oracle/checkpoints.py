@@ -8,7 +8,8 @@ Run it from `tests/` with an interpreter that has torch, transformers, sentencep
 The scripts are convert_hf_to_gguf.py and convert_lora_to_gguf.py. The name of the pre-tokenizer, which they find by a
 digest of known vocabularies, is given to them. Of DeepSeek-V3.2's tokenizer they ask for a flag that transformers 5
 drops, of Hunyuan-A13B's for what its own program reads. Tensors of Baichuan but W_pack, with which the script calls
-itself without end, are named as those of others.
+itself without end, are named as those of others. Mixes of RWKV, which the scripts keep in a class, are emptied.
+Tokens of qwen.tiktoken are read as by the program of Qwen's folders.
 """
 
 from __future__ import annotations
@@ -29,18 +30,31 @@ ADAPTER = "adapter of "
 """Beginning of the names of adapters' results."""
 
 _RUN = """
-import json, runpy, sys, traceback
+import base64, json, pathlib, runpy, sys, traceback, types
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+import transformers
 from conversion.base import TextModel
 from conversion.deepseek import DeepseekV32Model
 from conversion.baichuan import BaichuanModel
 from conversion.hunyuan import HunYuanMoEModel
+from conversion.rwkv import Rwkv6Model, Rwkv7Model
 DeepseekV32Model.set_vocab = HunYuanMoEModel.set_vocab = TextModel._set_vocab_gpt2
+load = transformers.AutoTokenizer.from_pretrained
+def tokenizer(folder, **given):
+    path = pathlib.Path(folder, "qwen.tiktoken")
+    if not path.is_file():
+        return load(folder, **given)
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, path.read_text().splitlines())}
+    texts = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))]
+    special = {text: len(ranks) + i for i, text in enumerate(texts)}
+    return types.SimpleNamespace(mergeable_ranks=ranks, special_tokens=special, get_vocab=lambda: special)
+transformers.AutoTokenizer.from_pretrained = tokenizer
 packed = BaichuanModel.modify_tensors
 BaichuanModel.modify_tensors = lambda self, data, name, bid: (
     packed if "W_pack" in name else TextModel.modify_tensors)(self, data, name, bid)
 for line in sys.stdin:
     job = json.loads(line)
+    Rwkv6Model.lerp_weights, Rwkv7Model.lerp_weights = {}, {}
     TextModel.get_vocab_base_pre = lambda self, tokenizer: job["pre"]
     sys.argv = job["argv"]
     try:

@@ -246,6 +246,25 @@ def write_scored(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
 
 
+def write_rwkv(folder: Path) -> None:
+    """Write the vocabulary of RWKV World: bytes, and few tokens of several."""
+    tokens: list[str | bytes] = [*(chr(i) for i in range(128)), *(bytes([i]) for i in range(128, 256))]
+    tokens += ["th", "he", "in", " the", "\n\n", "\u0432", b"\xe4\xb8", "it's"]
+    sizes = [len(token if isinstance(token, bytes) else token.encode()) for token in tokens]
+    lines = [f"{i} {token!r} {size}\n" for i, (token, size) in enumerate(zip(tokens, sizes, strict=True), 1)]
+    (folder / "rwkv_vocab_v20230424.txt").write_text("".join(lines), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Rwkv6Tokenizer"}))
+
+
+def write_tiktoken(folder: Path) -> None:
+    """Write qwen.tiktoken: bytes, and merges by their ranks."""
+    tokens = [bytes([i]) for i in range(256)] + [b"th", b"he", b"in", b"the", b" the", b"er", b"ther", b"\xe4\xb8"]
+    lines = [f"{b64encode(token).decode()} {i}\n" for i, token in enumerate(tokens)]
+    (folder / "qwen.tiktoken").write_text("".join(lines))
+    settings = {"tokenizer_class": "QWenTokenizer", "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write_word_piece(folder: Path) -> int:
     """Write tokenizer.json of a WordPiece; return the number of tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -292,18 +311,23 @@ def _varint(value: int) -> bytes:
 
 
 def write_sentencepiece(
-    folder: Path, *, n_words: int = 20, jinja: bool = False, added: Mapping[int, str] | None = None
+    folder: Path,
+    *,
+    n_words: int = 20,
+    jinja: bool = False,
+    added: Mapping[int, str] | None = None,
+    more: Iterable[str] = (),
 ) -> int:
     """Write tokenizer.model, BPE with bytes; return the number of pieces.
 
-    `added` are special tokens by their ids, which pieces may have.
+    `added` are special tokens by their ids, which pieces may have, `more` the last pieces.
     """
     pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     letters = "etaoinshrdlu\u2581"
     words = [a + b for a in "\u2581aeiou" for b in letters][:n_words]
     pieces += [(text, -float(i), 1) for i, text in enumerate([*words, *letters, *"bcfgjkmpqvwxyz.,!?"])]
-    pieces += [("<pad>", 0.0, 4), ("<unused0>", 0.0, 5)]
+    pieces += [("<pad>", 0.0, 4), ("<unused0>", 0.0, 5), *((text, 0.0, 4) for text in more)]
     encoded_pieces = [
         _field(1, text.encode()) + _field(2, score) + (_field(3, kind) if kind != 1 else b"")
         for text, score, kind in pieces
@@ -446,7 +470,10 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 
 def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`."""
+    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`.
+
+    A `slow` one is as large as llama.cpp's converter takes for granted.
+    """
     return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
 
 
@@ -844,6 +871,71 @@ def _plamo(*, mamba: bool) -> Shapes:
     return found
 
 
+def _rwkv6() -> Shapes:
+    """Shapes of two layers of RWKV-6."""
+    found: Shapes = {"rwkv.embeddings.weight": (320, 64), "head.weight": (320, 64)}
+    norms = ["rwkv.blocks.0.pre_ln", "rwkv.ln_out"]
+    for i in range(2):
+        time, channel = f"rwkv.blocks.{i}.attention.", f"rwkv.blocks.{i}.feed_forward."
+        found |= {f"{time}time_maa_{name}": (1, 1, 64) for name in "xwkvrg"}
+        found |= {f"{channel}time_maa_{name}": (1, 1, 64) for name in "kr"}
+        found |= {f"{time}{name}.weight": (64, 64) for name in ("key", "value", "receptance", "gate", "output")}
+        found |= {
+            f"{time}time_maa_w1": (64, 160), f"{time}time_maa_w2": (5, 32, 64), f"{time}time_decay": (1, 1, 64),
+            f"{time}time_decay_w1": (64, 64), f"{time}time_decay_w2": (64, 64), f"{time}time_faaaa": (4, 16),
+            f"{channel}key.weight": (224, 64), f"{channel}value.weight": (64, 224),
+            f"{channel}receptance.weight": (64, 64),
+        }  # fmt: skip
+        norms += [f"rwkv.blocks.{i}.{name}" for name in ("ln1", "ln2", "attention.ln_x")]
+    return found | {f"{name}.{kind}": (64,) for name in norms for kind in ("weight", "bias")}
+
+
+def _qrwkv6() -> Shapes:
+    """Shapes of the time mixes of two layers of QRWKV-6."""
+    found: Shapes = {}
+    for i in range(2):
+        time = f"model.layers.{i}.self_attn."
+        found |= {f"{time}time_maa_{name}": (1, 1, 64) for name in "xwkvrg"}
+        found |= {
+            f"{time}time_maa_w1": (64, 40), f"{time}time_maa_w2": (5, 8, 64), f"{time}time_decay": (1, 1, 64),
+            f"{time}time_decay_w1": (64, 16), f"{time}time_decay_w2": (16, 64), f"{time}gate.weight": (64, 64),
+        }  # fmt: skip
+    return found
+
+
+def _rwkv7() -> Shapes:
+    """Shapes of two layers of RWKV-7, as flash-linear-attention names them."""
+    found: Shapes = {"model.embeddings.weight": (320, 64), "lm_head.weight": (320, 64)}
+    norms = ["model.layers.0.pre_norm", "model.norm"]
+    for i in range(2):
+        time, channel = f"model.layers.{i}.attn.", f"model.layers.{i}.ffn."
+        found |= {f"{time}x_{name}": (1, 1, 64) for name in "rwkvag"}
+        found |= {f"{time}{name}_proj.weight": (64, 64) for name in "rkvo"}
+        for name in "wag" if i == 0 else "wavg":
+            found |= {f"{time}{name}_lora.lora.0.weight": (32, 64), f"{time}{name}_lora.lora.2.weight": (64, 32)}
+            found |= {f"{time}{name}_lora.lora.2.bias": (64,)} if name != "g" else {}
+        found |= {
+            f"{time}k_k": (64,), f"{time}k_a": (64,), f"{time}r_k": (4, 16), f"{channel}x_k": (64,),
+            f"{channel}key.weight": (256, 64), f"{channel}value.weight": (64, 256),
+        }  # fmt: skip
+        norms += [f"model.layers.{i}.{name}" for name in ("attn_norm", "ffn_norm", "attn.g_norm")]
+    return found | {f"{name}.{kind}": (64,) for name in norms for kind in ("weight", "bias")}
+
+
+def _arwkv7() -> Shapes:
+    """Shapes of the time mixes of two layers of ARWKV-7."""
+    found: Shapes = {}
+    for i in range(2):
+        time = f"model.layers.{i}.self_attn.time_mixer."
+        found |= {f"{time}x_x": (6, 64), f"{time}g1": (64, 128), f"{time}g2": (128, 64)}
+        found |= {f"{time}{name}.weight": (64, 64) for name in ("receptance", "key", "value", "output")}
+        for name, rank in (("w", 64), ("a", 64), ("v", 32)):
+            found |= {f"{time}{name}0": (1, 1, 64), f"{time}{name}1": (64, rank), f"{time}{name}2": (rank, 64)}
+        found |= {f"{time}k_k": (1, 1, 64), f"{time}k_a": (1, 1, 64), f"{time}r_k": (4, 16)}
+        found |= {f"{time}ln_x.{kind}": (64,) for kind in ("weight", "bias")}
+    return found
+
+
 def _nomic_experts() -> dict[str, tuple[int, ...]]:
     """Shapes of two layers with biases, the second with experts."""
     found = {name: shape for name, shape in _nomic().items() if ".mlp." not in name}
@@ -1067,6 +1159,19 @@ def _bailing3(*, rank_q: int) -> Shapes:
 
 
 _LAYERS = r"\.layers\."
+_BIASES: dict[str, tuple[int, ...]] = {
+    **{f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
+        ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
+        ("post_attention_layernorm", 64))},
+    "model.norm.bias": (64,),
+}  # fmt: skip
+"""Biases of projections and norms of two layers, but for those of queries, keys and values."""
+_INTERN_NAMES = (
+    ("embed_tokens", "tok_embeddings"), ("lm_head", "output"), ("self_attn.q_proj", "attention.wqkv"),
+    ("self_attn.o_proj", "attention.wo"), ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "ffn_norm"), ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+)  # fmt: skip
 _EXAONE_NAMES = (
     ("model.embed_tokens", "transformer.wte"), ("model.layers.", "transformer.h."), ("model.norm", "transformer.ln_f"),
     ("self_attn.o_proj", "attn.attention.out_proj"), ("self_attn.", "attn.attention."), ("input_layernorm", "ln_1"),
@@ -1133,11 +1238,41 @@ CASES: dict[str, dict[str, Any]] = {
         "NanbeigeForCausalLM", "nanbeige", {"rope_theta": 7e4, "num_loops": 2, "head_dim": 32},
         tokenizer="sentencepiece",
     ),
+    "internlm2": _case(
+        "InternLM2ForCausalLM", "internlm2", {"rope_theta": 1e6, "vocab_size": 315, "eos_token_id": 2},
+        tokenizer="sentencepiece", added={311: "<|im_end|>"}, more=("[UNUSED_TOKEN_1]", "[UNUSED_TOKEN_2]", "\0"),
+        renamed=_INTERN_NAMES, without=r"\.[kv]_proj\.",
+        tensors={f"model.layers.{i}.attention.wqkv.weight": (128, 64) for i in range(2)},
+    ),
     "internlm3": _case(
         "InternLM3ForCausalLM", "internlm3",
         {"head_dim": 32, "rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "eos_token_id": 2},
         tokenizer="sentencepiece", added={311: "<|im_end|>"},
     ),
+    "plamo": _case(
+        "PlamoForCausalLM", "plamo",
+        {"hidden_size": 5120, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 40,
+         "num_key_value_heads": 40, "n_shared_head": 8},
+        tokenizer="sentencepiece", slow=True,
+        shapes={
+            "model.embed_tokens.weight": (320, 5120), "model.norm.weight": (5120,), "lm_head.weight": (320, 5120),
+            **{f"model.layers.layers.0.{name}.weight": shape for name, shape in (
+                ("norm", (5120,)), ("self_attn.q_proj", (5120, 5120)), ("self_attn.k_proj", (640, 5120)),
+                ("self_attn.v_proj", (640, 5120)), ("self_attn.o_proj", (5120, 5120)), ("mlp.gate_proj", (32, 5120)),
+                ("mlp.up_proj", (32, 5120)), ("mlp.down_proj", (5120, 32)))},
+        },
+    ),
+    "talkie": {
+        "architectures": ["TalkieForCausalLM"], "model_type": "talkie", "tokenizer": "gpt4o", "pre": "talkie",
+        "config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "head_dim": 16, "max_position_embeddings": 512, "rope_theta": 1e6, "vocab_size": 320},
+        "shapes": {"model.embed.weight": (320, 64), "lm_head": (320, 64), "lm_head_gain.w_g": (1,)} | {
+            f"model.blocks.{i}.{name}": shape for i in range(2) for name, shape in (
+                *((f"attn.attn_{kind}.weight", (64, 64)) for kind in ("query", "key", "value", "resid")),
+                ("attn.head_gain.head_g", (4,)), ("attn_gain.a_g", (1,)), ("mlp_gain.a_g", (1,)),
+                ("embed_skip.a_g", (1,)), ("mlp.mlp_gate.weight", (96, 64)), ("mlp.mlp_linear.weight", (96, 64)),
+                ("mlp.mlp_resid.weight", (64, 96)))},
+    },
     "minicpm": _case(
         "MiniCPMForCausalLM", "minicpm",
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 1e4, "tie_word_embeddings": True},
@@ -1298,6 +1433,18 @@ CASES: dict[str, dict[str, Any]] = {
         "MixtralForCausalLM", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
         tokenizer="sentencepiece", experts="mixtral", shards=3,
     ),
+    "qwen": {
+        "architectures": ["QWenLMHeadModel"], "model_type": "qwen", "tokenizer": "tiktoken", "pre": "qwen2",
+        "config": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "kv_channels": 16, "layer_norm_epsilon": 1e-6, "max_position_embeddings": 512,
+                   "rotary_emb_base": 10000, "rotary_pct": 1.0, "seq_length": 512, "vocab_size": 480},
+        "shapes": {"transformer.wte.weight": (480, 64), "transformer.ln_f.weight": (64,), "lm_head.weight": (480, 64)}
+        | {f"transformer.h.{i}.{name}": shape for i in range(2) for name, shape in (
+            ("ln_1.weight", (64,)), ("ln_2.weight", (64,)), ("attn.c_attn.weight", (192, 64)),
+            ("attn.c_attn.bias", (192,)), ("attn.c_proj.weight", (64, 64)), ("mlp.w1.weight", (96, 64)),
+            ("mlp.w2.weight", (96, 64)), ("mlp.c_proj.weight", (64, 96)))},
+        "differs": (r"layer_norm_rms_epsilon$",),
+    },
     "qwen2": _case("Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6}, tokenizer="qwen2", biases="qkv"),
     "qwen2_yarn": _case(
         "Qwen2ForCausalLM", "qwen2", {"rope_theta": 1e6, "rope_scaling": _YARN}, tokenizer="qwen2", biases="qkv",
@@ -1585,13 +1732,41 @@ CASES: dict[str, dict[str, Any]] = {
                    "activation_function": "swiglu", "position_embedding_type": "alibi", "layer_norm_epsilon": 1e-5,
                    "mup_embeddings_scale": 9.5, "mup_output_alpha": 2.25, "mup_width_scale": 0.125},
     },
+    "rugpt3xl": _case(
+        "RuGPT3XLForCausalLM", "rugpt3xl",
+        {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rms_norm_eps": None}, tokenizer="gpt2", biases="qkv",
+        gated=False,
+        tensors=_BIASES | {"model.embed_positions.weight": (512, 64)},
+    ),
     "jais2": _case(
         "Jais2ForCausalLM", "jais2",
         {"num_key_value_heads": 4, "layer_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
         tokenizer="gpt2", biases="qkv", gated=False,
-        tensors={f"model.layers.{i}.{name}.bias": (n,) for i in range(2) for name, n in (
-            ("self_attn.o_proj", 64), ("mlp.up_proj", 96), ("mlp.down_proj", 64), ("input_layernorm", 64),
-            ("post_attention_layernorm", 64))} | {"model.norm.bias": (64,)},
+        tensors=_BIASES,
+    ),
+    "rwkv6": {
+        "architectures": ["Rwkv6ForCausalLM"], "model_type": "rwkv6", "tokenizer": "rwkv", "shapes": _rwkv6(),
+        "config": {"hidden_size": 64, "intermediate_size": None, "num_hidden_layers": 2, "head_size": 16,
+                   "num_attention_heads": 64, "layer_norm_epsilon": 1e-5, "rescale_every": 1, "vocab_size": 320,
+                   "bos_token_id": 0, "eos_token_id": 0},
+        "differs": (r"chat_template$",),
+    },
+    "rwkv6qwen2": _case(
+        "RWKV6Qwen2ForCausalLM", "rwkv6qwen2",
+        {"rope_theta": 1e6, "lora_rank_tokenshift": 8, "lora_rank_decay": 16, "num_key_value_heads": 2},
+        tokenizer="qwen2", biases="qkv", tensors=_qrwkv6(),
+    ),
+    "rwkv7": {
+        "architectures": ["RWKV7ForCausalLM"], "model_type": "rwkv7", "tokenizer": "rwkv", "shapes": _rwkv7(),
+        "config": {"hidden_size": 64, "intermediate_size": None, "num_hidden_layers": 2, "head_dim": 16,
+                   "norm_eps": 1e-5, "vocab_size": 320, "decay_low_rank_dim": 32, "a_low_rank_dim": 32,
+                   "v_low_rank_dim": 32, "gate_low_rank_dim": None},
+        "differs": (r"chat_template$",),
+    },
+    "arwkv7": _case(
+        "RwkvHybridForCausalLM", "rwkv_hybrid",
+        {"rope_theta": 1e6, "head_size": 16, "wkv_version": 7, "wkv_has_gate": True},
+        tokenizer="qwen2", without=r"self_attn\.._proj\.", tensors=_arwkv7(),
     ),
     "mamba_lm": {
         "architectures": ["MambaLMHeadModel"], "model_type": "mamba", "tokenizer": "gpt2", "pre": "olmo",
@@ -2003,11 +2178,15 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     if "base" in case:
         write_checkpoint(folder, case["base"])
     elif case["tokenizer"] == "sentencepiece":
-        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
+        write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"), more=case.get("more", ()))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
+    elif case["tokenizer"] == "tiktoken":
+        write_tiktoken(path)
+    elif case["tokenizer"] == "rwkv":
+        write_rwkv(path)
     elif case["tokenizer"] == "scored":
         write_scored(path)
     elif case["tokenizer"].startswith("xlm_roberta"):

@@ -24,7 +24,7 @@ from llamacli.util.files import read_json
 _SHOWN = 8
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _NUMBERED = re.compile(r"(.*(?:\.(?:chunk_)?experts|\.moe|\.norms|_projections))\.(\d+)\.(.+)")
-"""Names of tensors that are stacked: matrices of experts, norms of heads, projections of streams."""
+"""Names of tensors that are stacked, after renamings too: matrices of experts, norms of heads, projections."""
 
 _EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
 """Fields of config.json that the number of experts may have."""
@@ -217,13 +217,15 @@ class CheckpointFile:
                 single[names.plain(f"{name.removesuffix(_MXFP4[0])}.weight")] = name, packed[name]
             elif match := _NUMBERED.fullmatch(name):
                 experts.setdefault(names.plain(f"{match[1]}.{match[3]}"), {})[int(match[2])] = name
+            elif match := _NUMBERED.fullmatch(plain := names.plain(name)):
+                experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = name
             else:
-                single[names.plain(name)] = (name,)
+                single[plain] = (name,)
         stacks = {plain: self._numbered(plain, found) for plain, found in experts.items()}
         for plain, originals in (single | stacks).items():
             is_packed, mixed = originals[0] in packed, checkpoint.mixed
-            shape = self._packed_shape(*originals) if is_packed else self._shape_of(originals)
             stacked = plain in stacks
+            shape = self._packed_shape(*originals) if is_packed else self._shape_of(originals, stacked)
             parts, n_parts = names.parts(plain)
             axis = -1 if mixed and not is_packed else -2
             if shape and n_parts > 1 and (len(shape) < 2 or shape[axis] % n_parts):
@@ -285,12 +287,12 @@ class CheckpointFile:
             raise ModelFormatError(f"{self.path}: {plain}: {len(found)} {kind}s, and config.json says {n_expert}")
         return tuple(found[i] for i in range(n_expert))
 
-    def _shape_of(self, names: tuple[str, ...]) -> Shape:
+    def _shape_of(self, names: tuple[str, ...], stacked: bool) -> Shape:
         shapes = {self._folder.entries[name].shape for name in names}
         if len(shapes) > 1:
             raise ModelFormatError(f"{self._where(names[0])} and others of its numbers have different shapes")
         shape = shapes.pop()
-        return (len(names), *shape) if _NUMBERED.fullmatch(names[0]) else shape
+        return (len(names), *shape) if stacked else shape
 
     def _native(self) -> TensorType:
         entries = self._folder.entries
@@ -324,7 +326,7 @@ class CheckpointFile:
         info, source = self.tensors[name], self._sources[name]
         if source.packed:
             return self._blocks(source)
-        array = self._read(source, info.type)
+        array = self._read(name, source, info.type)
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
@@ -340,7 +342,7 @@ class CheckpointFile:
         packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
         return packed.reshape(-1, packed.shape[-2] * packed.shape[-1])
 
-    def _read(self, source: _Source, kind: Any) -> Array:
+    def _read(self, target: str, source: _Source, kind: Any) -> Array:
         """Values as `kind` stores them: numbers, or the bits of bfloat16."""
         if source.values is not None:
             return source.values
@@ -357,7 +359,7 @@ class CheckpointFile:
             raise ModelFormatError(f"{self._where(source.names[0])} is of {', '.join(dtypes)}, expected {kind.name}")
         if source.conversion:
             try:
-                array = source.conversion.apply(array, self._settings)
+                array = source.conversion.apply(array, {**self._settings, "tensor": target})
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
         if is_kept or kind is TensorType.F32:

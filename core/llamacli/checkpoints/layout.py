@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 
 `tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, or a slice of its
 rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type, `generation` the fields of
-generation_config.json, `base` those of the model of a draft head."""
+generation_config.json, `base` those of the model of a draft head, `tensor` the GGUF name of what a conversion gets."""
 Shape = tuple[int, ...]
 
 

@@ -6,16 +6,19 @@ writes. `tokenizer.ggml.pre` is found by its effect: the name whose rules split 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import regex
 
 from llamacli.errors import ModelFormatError
+from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8
 from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
 from llamacli.tokenizer.vocabulary import TokenKind
@@ -33,6 +36,8 @@ _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
 _FAIRSEQ = "sentencepiece.bpe.model"
+_RANKED = "qwen.tiktoken"
+_WORLD = "rwkv_vocab_v20230424.txt"
 _PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
 
@@ -54,9 +59,11 @@ def vocabulary_keys(
 ) -> tuple[str, Keys]:
     """Kind of a folder's vocabulary, the first of `kinds`, and its keys.
 
-    Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
-    kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "fairseq"
-    (sentencepiece.bpe.model, or Unigram of tokenizer.json) and "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
+    Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
+    tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
+    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored"
+    (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV World) and "tiktoken" (qwen.tiktoken,
+    tokens with ranks).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -118,6 +125,14 @@ def _unigram_path(folder: Path) -> Path | None:
 
 def _is_scored(folder: Path) -> bool:
     return (folder / "tokenizer.jsonl").is_file()
+
+
+def _is_tiktoken(folder: Path) -> bool:
+    return (folder / _RANKED).is_file()
+
+
+def _is_rwkv(folder: Path) -> bool:
+    return (folder / _WORLD).is_file()
 
 
 def _is_unigram(folder: Path) -> bool:
@@ -240,6 +255,11 @@ def _sentencepiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) 
     } | special_keys(folder, n_vocab=len(tokens), merges=False)  # fmt: skip
 
 
+def _prefixed(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    prefix = bool(read_spec(folder / "tokenizer.model", 3).get(3, 1))
+    return _sentencepiece(folder, config, pre) | {"tokenizer.ggml.add_space_prefix": prefix}
+
+
 def _byte_fallback(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     content = read_json(folder / "tokenizer.json")
     vocab: dict[str, int] = content["model"]["vocab"]
@@ -285,6 +305,85 @@ def _scored(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys
     texts = {kind: _content(settings.get(f"{kind}_token")) for kind in ("bos", "eos", "pad", "sep", "unk")}
     keys |= {f"tokenizer.ggml.{_IDS[kind]}": tokens.index(text) for kind, text in texts.items() if text is not None}
     return keys | _chat_templates(folder, settings)
+
+
+def _rwkv(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Tokens of RWKV World, as Python writes bytes."""
+    path, texts = folder / _WORLD, ["<s>"]
+    for number, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), 1):
+        try:
+            literal, length = line.partition(" ")[2].rsplit(" ", 1)
+            token = ast.literal_eval(literal)
+            token = token if isinstance(token, bytes) else token.encode()
+            if len(token) != int(length):
+                raise ValueError(f"{len(token)} bytes, expected {length}")
+        except (AttributeError, SyntaxError, ValueError) as error:
+            raise ModelFormatError(f"{path}: line {number}: {error}") from error
+        texts.append(repr(token)[2:-1])
+    n_more = config.get("vocab_size", 65536) - len(texts)
+    if n_more < 0:
+        raise ModelFormatError(f"{path}: {len(texts)} tokens, and vocab_size of config.json is {config['vocab_size']}")
+    types = [TokenKind.CONTROL, *[TokenKind.NORMAL] * (len(texts) - 1), *[TokenKind.UNUSED] * n_more]
+    texts += [f"[PAD{i}]" for i in range(len(texts), len(texts) + n_more)]
+    return special_keys(folder, merges=False) | {
+        "tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": _BLANK_LINE,
+    }  # fmt: skip
+
+
+def _tiktoken(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Tokens of Qwen 1, and merges, which their ranks say."""
+    path, ranks = folder / _RANKED, dict[bytes, int]()
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            text, of_text = line.split()
+            ranks[b64decode(text, validate=True)] = int(of_text)
+        except ValueError as error:
+            raise ModelFormatError(f"{path}: line {number}: {error}") from error
+    char_of_byte = {byte: char for char, byte in BYTE_OF_CHAR.items()}
+    texts = {rank: "".join(map(char_of_byte.__getitem__, token)) for token, rank in ranks.items()}
+    merges = []
+    for token, rank in ranks.items():
+        if len(token) == 1:
+            continue
+        parts = _merged(token, ranks, rank)
+        if len(parts) != 2:
+            raise ModelFormatError(f"{path}: token {rank} is not made of two before it")
+        merges.append(" ".join("".join(map(char_of_byte.__getitem__, part)) for part in parts))
+    special = {len(ranks) + i: text for i, text in enumerate(_OF_QWEN)}
+    size = config["vocab_size"]
+    if (last := max(*texts, *special)) >= size:
+        raise ModelFormatError(f"{path}: token {last} is beyond vocab_size = {size} of config.json")
+    kinds = (special, TokenKind.CONTROL), (texts, TokenKind.NORMAL)
+    types = [next((kind for known, kind in kinds if i in known), TokenKind.UNUSED) for i in range(size)]
+    texts |= special
+    keys = special_keys(folder, merges=False)
+    named = any(f"tokenizer.ggml.{name}" in keys for name in _IDS.values())
+    for name in ("unk",) if named else ("bos", "eos", "unk"):
+        keys.setdefault(f"tokenizer.ggml.{_IDS[name]}", len(ranks))
+    return keys | {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre[0],
+        "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
+        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.merges": merges,
+    }  # fmt: skip
+
+
+def _merged(token: bytes, ranks: Mapping[bytes, int], rank: int) -> list[bytes]:
+    """Parts of a token by the merges that come before it."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while True:
+        pairs = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
+        if (best := min(pairs, default=rank)) >= rank:
+            return parts
+        i = pairs.index(best)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+_OF_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+"""Special tokens of Qwen 1, which its files do not have."""
+_BLANK_LINE = 261
+"""Token of RWKV World that ends turns."""
 
 
 def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
@@ -342,12 +441,15 @@ def _wordpiece(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> K
 
 _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, Any], Sequence[str]], Keys]]] = {
     "sentencepiece": (_is_sentencepiece, _sentencepiece),
+    "prefixed": (_is_sentencepiece, _prefixed),
     "byte_fallback": (_is_byte_fallback, _byte_fallback),
     "ranked": (_is_byte_fallback, _ranked),
     "bpe": (_is_bpe, _bpe),
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
     "scored": (_is_scored, _scored),
+    "rwkv": (_is_rwkv, _rwkv),
+    "tiktoken": (_is_tiktoken, _tiktoken),
     "fairseq": (_is_fairseq, _fairseq),
 }
 
@@ -555,7 +657,7 @@ def _normalizer(normalizer: Mapping[str, Any] | None) -> Keys:
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-_WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4"), "granite-embed-multi-97m")
+_WITHOUT_MARKS = dict.fromkeys(("gpt-4o", "llama4", "talkie"), "granite-embed-multi-97m")
 """Names of rules that are, but for combining marks, those of others: files of these models have the former."""
 
 

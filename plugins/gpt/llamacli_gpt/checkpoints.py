@@ -60,6 +60,12 @@ def _alibi(settings: Settings) -> float:
     return float(config["alibi_bias_max"]) if config["alibi"] else 0.0
 
 
+def _joined_shape(shape: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
+    if shape[0] != 3:
+        raise ValueError(f"{shape[0]} of three projections")
+    return 3 * shape[1], *shape[2:]
+
+
 def _embedding_scale(array: Any, settings: Settings) -> Any:
     scale = settings.get("mup_embeddings_scale", settings.get("embeddings_scale"))
     return array * array.dtype.type(scale)
@@ -74,6 +80,8 @@ def _output_scale(array: Any, settings: Settings) -> Any:
 _WITHOUT_ROPE = {"rope.freq_base": None}
 _EMBEDDING = {"embedding_length": field("hidden_size", "n_embed"), "feed_forward_length": _networks("hidden_size")}
 _QKV = {f"attn_qkv.{kind}": Conversion(_of_heads) for kind in ("weight", "bias")}
+_JOINED = Conversion(lambda array, settings: array.reshape(-1, *array.shape[2:]), _joined_shape)
+"""Queries, keys and values, below each other."""
 _COLUMNS = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 _PRE = ("gpt-2", "olmo")
 
@@ -83,6 +91,14 @@ CHECKPOINTS = (
         {"n_ctx": lambda settings: settings["n_positions"], "layer_norm_epsilon": 1e-5},
         pre=_PRE, rename=((r"^(?!transformer\.|lm_head)", "transformer."),),
         drop=(r"\.attn\.(masked_)?bias$",), convert=dict.fromkeys(_COLUMNS, TRANSPOSED),
+    ),
+    Checkpoint(
+        "gpt2", ("RuGPT3XLForCausalLM",), pre=_PRE,
+        rename=tuple((rf"\.self_attn\.{name}_proj\.", f".self_attn.qkv_projections.{i}.")
+                     for i, name in enumerate("qkv")),
+        tensors={"model.embed_positions": "position_embd",
+                 "model.layers.{}.self_attn.qkv_projections": "blk.{}.attn_qkv"},
+        convert={f"attn_qkv.{kind}": _JOINED for kind in ("weight", "bias")},
     ),
     Checkpoint(
         "gptneox", ("GPTNeoXForCausalLM",),

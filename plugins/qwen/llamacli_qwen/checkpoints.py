@@ -89,6 +89,11 @@ _MOE = {"num_experts_per_tok": 4, "num_key_value_heads": 16}
 
 CHECKPOINTS = (
     Checkpoint(
+        "qwen", ("QWenLMHeadModel",),
+        {"attention.layer_norm_rms_epsilon": field("layer_norm_epsilon", kind=float)},
+        vocabulary=("tiktoken",), pre=_PRE,
+    ),
+    Checkpoint(
         "qwen2",
         ("Qwen2ForCausalLM", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",
          "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM"),
