@@ -532,7 +532,7 @@ def _chatglm() -> dict[str, tuple[int, ...]]:
 
 
 def _deepseek(
-    n_layer: int, *, rank_q: int, predicts: bool = False, indexer: bool = False, n_dense: int = 1
+    n_layer: int, *, rank_q: int, predicts: bool = False, indexer: bool = False, n_dense: int = 1, n_rope: int = 8
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of latent attention and of experts behind dense layers.
 
@@ -544,8 +544,8 @@ def _deepseek(
         if rank_q:
             found |= {f"{attention}q_a_proj.weight": (rank_q, 64), f"{attention}q_a_layernorm.weight": (rank_q,)}
         found |= {
-            f"{attention}q_{'b_' if rank_q else ''}proj.weight": (4 * 24, rank_q or 64),
-            f"{attention}kv_a_proj_with_mqa.weight": (40, 64), f"{attention}kv_a_layernorm.weight": (32,),
+            f"{attention}q_{'b_' if rank_q else ''}proj.weight": (4 * (16 + n_rope), rank_q or 64),
+            f"{attention}kv_a_proj_with_mqa.weight": (32 + n_rope, 64), f"{attention}kv_a_layernorm.weight": (32,),
             f"{attention}kv_b_proj.weight": (4 * 40, 32), f"{attention}o_proj.weight": (64, 4 * 24),
         }  # fmt: skip
         found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
@@ -590,15 +590,35 @@ def _hy4() -> Shapes:
     }
 
 
-def _kimi_linear() -> Shapes:
-    """Shapes of a layer with delta attention, and of one with experts."""
-    layer = "model.layers.0.self_attn."
+def _glm5() -> Shapes:
+    """Shapes of delta attention, of an indexer, and of a prediction layer."""
+    found = _deepseek(3, rank_q=32, predicts=True, indexer=True, n_rope=0) | _kimi_linear_attention("model.layers.0.")
+    found = {name: shape for name, shape in found.items()
+             if not re.search(r"layers\.0\.self_attn\.(q_[ab]_|kv_|q_a_layernorm|indexer)", name)}  # fmt: skip
+    for i in (0, 1):
+        for kind in ("attn", "ffn"):
+            at = f"model.layers.{i}.hc_{kind}_"
+            found |= {f"{at}fn": (24, 256), f"{at}base": (24,), f"{at}scale": (3,)}
+    for i in (1, 2):
+        at = f"model.layers.{i}.self_attn.indexer.index_kpool_compress_"
+        found |= {f"{at}ape": (2, 32), f"{at}gate": (32, 64)}
+    return found | {"model.layers.2.shared_head.norm.weight": (64,)}
+
+
+def _kimi_linear_attention(prefix: str) -> Shapes:
+    """Shapes of delta attention."""
+    layer = f"{prefix}self_attn."
     found: Shapes = {f"{layer}{name}_proj.weight": (64, 64) for name in "qkvo"}
     found |= {f"{layer}{name}_conv1d.weight": (64, 1, 4) for name in "qkv"}
     found |= {f"{layer}{name}_a_proj.weight": (16, 64) for name in "fg"}
     found |= {f"{layer}{name}_b_proj.weight": (64, 16) for name in "fg"}
-    found |= {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
-              f"{layer}o_norm.weight": (16,)}  # fmt: skip
+    return found | {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
+                    f"{layer}o_norm.weight": (16,)}  # fmt: skip
+
+
+def _kimi_linear() -> Shapes:
+    """Shapes of a layer with delta attention, and of one with experts."""
+    found = _kimi_linear_attention("model.layers.0.")
     found |= {name: shape for name, shape in _deepseek(2, rank_q=0).items() if "layers.1.self_attn" in name}
     mlp = "model.layers.1.block_sparse_moe."
     found |= {f"{mlp}gate.weight": (4, 64), f"{mlp}gate.e_score_correction_bias": (4,)}
@@ -621,6 +641,9 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
 _DEEPSEEK_MOE: dict[str, Any] = {
     "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "rope_theta": 10000, "scoring_func": "softmax",
+}  # fmt: skip
+_MODEL: Shapes = {
+    "model.embed_tokens.weight": (320, 64), "model.norm.weight": (64,), "lm_head.weight": (320, 64),
 }  # fmt: skip
 _DEEPSEEK_NETWORKS = _network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
 _NOMIC: dict[str, Any] = {
@@ -1725,6 +1748,19 @@ CASES: dict[str, dict[str, Any]] = {
                         "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
         tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
         | {"model.layers.2.shared_head.norm.weight": (64,)},
+    ),
+    "glm5_next": _case(
+        "Glm5NextForConditionalGeneration", "glm5_next",
+        {"text_config": SIZES | _DEEPSEEK_V3 | {
+            "qk_rope_head_dim": 0, "rope_scaling": None, "n_group": 1, "mla_use_nope": True, "mhc": True, "hc_mult": 4,
+            "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "swiglu_limit": 10.0, "index_n_heads": 2, "index_head_dim": 32,
+            "index_topk": 8, "index_kpool": 2, "indexer_types": ["shared", "full"], "model_type": "glm5_next_text",
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_attn_config": {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4,
+                                   "gate_lower_bound": -5.0}}},
+        tokenizer="glm", differs=(r"\.ssm_a$",),
+        shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
+            _MODEL | _glm5()).items()} | {"model.visual.post_layernorm.weight": (32,)},
     ),
     "kimi_linear": _case(
         "KimiLinearForCausalLM", "kimi_linear",

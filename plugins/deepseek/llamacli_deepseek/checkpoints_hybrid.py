@@ -1,0 +1,102 @@
+"""Hugging Face checkpoints with delta attention beside latent attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl, n_blocks
+from llamacli_deepseek.checkpoints import LATENT, SPARSE, TAPS, glm_tokens, indexed
+
+LLAMACLI_API = 1
+
+
+def _nope(settings: Settings) -> int:
+    """Numbers of a head that RoPE would rotate."""
+    if not settings.get("mla_use_nope"):
+        raise ValueError(f"mla_use_nope is {settings.get('mla_use_nope')!r}, expected true")
+    return int(settings["qk_rope_head_dim"])
+
+
+def _linear(name: str, kind: Callable[[Any], Any] = int) -> Callable[[Settings], Any]:
+    """Field of the layers with delta attention, or None."""
+    return lambda settings: field(name, kind=kind)(settings["linear_attn_config"])
+
+
+def _glm_heads(settings: Settings) -> list[int]:
+    """Heads of keys and values, none in layers with delta attention."""
+    kinds, n_layer = settings["layer_types"], settings["num_hidden_layers"]
+    if len(kinds) != n_layer:
+        raise ValueError(f"layer_types has {len(kinds)} entries, expected {n_layer}")
+    return [int(kind != "linear_attention") for kind in kinds] + [1] * (n_blocks(settings) - n_layer)
+
+
+def _glm_streams(settings: Settings) -> int:
+    if not settings.get("mhc", True):
+        raise ValueError("mhc is false, expected true")
+    return int(settings["hc_mult"])
+
+
+def _limit(settings: Settings) -> list[float] | None:
+    limit = settings.get("swiglu_limit")
+    return None if limit is None else [float(limit)] * n_blocks(settings)
+
+
+_DECAYS = Conversion(
+    lambda array, settings: -np.exp(array.reshape(-1)[: settings["num_attention_heads"]]),
+    lambda shape, settings: (settings["num_attention_heads"],),
+    computes=True,
+)
+_KEYS: dict[str, Any] = {
+    "vocab_size": field("vocab_size"), "rope.dimension_count": _nope,
+    "ssm.conv_kernel": _linear("short_conv_kernel_size"), "kda.head_dim": _linear("head_dim"),
+    "kda.gate_lower_bound": _linear("gate_lower_bound", float),
+    **{f"attention.{name}": LATENT.keys[f"attention.{name}"] for name in (
+        "q_lora_rank", "kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")},
+    "expert_feed_forward_length": field("moe_intermediate_size"),
+    "leading_dense_block_count": field("first_k_dense_replace"),
+    "expert_weights_scale": field("routed_scaling_factor", kind=float),
+}  # fmt: skip
+_CONVERT = dict(LATENT.convert) | {"ssm_a": _DECAYS} | {f"ssm_conv1d_{name}.weight": TAPS for name in "qkv"}
+_EXACT = tuple(f"{name}.weight" for name in (
+    "hc_attn_fn", "hc_ffn_fn", "indexer_compressor_ape", "indexer_compressor_gate"))  # fmt: skip
+
+CHECKPOINTS = (
+    Checkpoint(
+        "glm5-next", ("Glm5NextForConditionalGeneration",),
+        _KEYS | {
+            "block_count": n_blocks, "attention.head_count_kv": _glm_heads, "attention.layer_norm_epsilon": 1e-6,
+            "nextn_predict_layers": lambda settings: settings.get("num_nextn_predict_layers") or None,
+            **{f"attention.indexer.{name}": field(f"index_{source}") for name, source in (
+                ("head_count", "n_heads"), ("key_length", "head_dim"), ("top_k", "topk"), ("kpool", "kpool"))},
+            "attention.indexer.kpool_select_tail":
+            lambda settings: bool(settings.get("index_kpool_always_select_tail", True)),
+            "attention.indexer.types": indexed,
+            "hyper_connection.count": _glm_streams,
+            "hyper_connection.sinkhorn_iterations": field("hc_sinkhorn_iters"),
+            "hyper_connection.epsilon": field("hc_eps", kind=float),
+            "expert_shared_count": field("n_shared_experts"),
+            "expert_weights_norm": field("norm_topk_prob", kind=bool),
+            "swiglu_clamp_exp": _limit, "swiglu_clamp_shexp": _limit,
+        },
+        pre=("glm4", "chatglm-bpe"), tokenizer=glm_tokens, names="kimi-linear", whole=LATENT.whole, convert=_CONVERT,
+        drop=lambda settings: (r"lm_head\.weight$",) if settings.get("tie_word_embeddings") else (),
+        rename=(
+            (r"\.dt_bias$", ".dt_proj.bias"),
+            (r"(\.hc_(?:attn|ffn)_(?:fn|base|scale)|\.index_kpool_compress_(?:ape|gate))$", r"\1.weight"),
+        ),
+        tensors=dict(SPARSE.tensors) | {
+            f"model.layers.{{}}.self_attn.indexer.index_kpool_compress_{name}": f"blk.{{}}.indexer_compressor_{name}"
+            for name in ("ape", "gate")
+        } | {f"model.layers.{{}}.hc_{name}": f"blk.{{}}.hc_{name}" for name in (
+            f"{kind}_{part}" for kind in ("attn", "ffn") for part in ("fn", "base", "scale"))},
+        float32=_EXACT,
+    ),
+)  # fmt: skip
+
+
+@hookimpl
+def register_checkpoints(register: Callable[[Checkpoint], None]) -> None:
+    """Register the layouts."""
+    for checkpoint in CHECKPOINTS:
+        register(checkpoint)
