@@ -357,6 +357,21 @@ def test_blocks_without_scales_and_of_other_shapes(tmp_path: Path, plugins: Plug
     expect(folder, plugins, f"{name}blocks", "(4, 64, 3, 16)", "expected (4, 64, 2, 16)")
 
 
+def test_experts_of_four_bits_with_faults(tmp_path: Path, plugins: Plugins) -> None:
+    expert = "language_model.model.layers.1.block_sparse_moe.experts.1.w1.weight"
+    folder = cases.write_checkpoint(tmp_path, "kimi_k3")
+    shapes = cases.shapes_of(cases.CASES["kimi_k3"])
+    good = {tensor: cases.entry_of(tensor, "BF16", shape) for tensor, shape in shapes.items()}
+    dtype, shape, raw = good[f"{expert}_scale"]
+    cases.write_shards(folder, good | {f"{expert}_scale": ("F8_E4M3", shape, raw)}, 1)
+    expect(folder, plugins, f"{expert}_scale", "F8_E4M3", "MXFP4 is read")
+    cases.write_shards(folder, good | {f"{expert}_scale": (dtype, shape[::-1], raw)}, 1)
+    expect(folder, plugins, f"{expert}_packed", "(64, 48)", "expected (3, 1024)")
+    del good[f"{expert}_packed"], good[f"{expert}_scale"]
+    cases.write_shards(folder, good | {expert: cases.entry_of(expert, "BF16", (64, 96))}, 1)
+    expect(folder, plugins, expert.replace("experts.1", "experts.0"), "have different types")
+
+
 def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "glm4")
     path = folder / "tokenizer_config.json"

@@ -627,6 +627,27 @@ def _kimi_linear() -> Shapes:
     return found | _network(f"{mlp}shared_experts.", 64, 32)
 
 
+def _k3() -> Shapes:
+    """Shapes of Kimi K3, with experts in MXFP4."""
+    others = re.compile(r"\.self_attn\.(g_[ab]_proj|A_log)|\.experts\.")
+    found = {name: shape for name, shape in _kimi_linear().items() if not others.search(name)}
+    found["model.layers.0.self_attn.A_log"] = (4,)
+    for i in range(4):
+        for j, (n_rows, n_in) in enumerate(((64, 96), (96, 64), (64, 96)), 1):
+            at = f"model.layers.1.block_sparse_moe.experts.{i}.w{j}.weight_"
+            found |= {f"{at}packed": (n_rows, n_in // 2), f"{at}scale": (n_rows, n_in // 32)}
+    mlp = "model.layers.1.block_sparse_moe."
+    found |= {f"{mlp}routed_expert_down_proj.weight": (96, 64), f"{mlp}routed_expert_up_proj.weight": (64, 96),
+              f"{mlp}routed_expert_norm.weight": (96,), "model.layers.0.self_attn.g_proj.weight": (64, 64),
+              "model.layers.1.self_attn.g_proj.weight": (96, 64)}  # fmt: skip
+    found |= _network(f"{mlp}shared_experts.", 64, 64) | _network("model.layers.0.mlp.", 64, 96)
+    for i in (0, 1):
+        found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for at in ("output_attn", *(f"layers.{i}.{name}" for i in (0, 1) for name in ("self_attention", "mlp"))):
+        found |= {f"model.{at}_res_norm.weight": (64,), f"model.{at}_res_proj.weight": (1, 64)}
+    return found
+
+
 _DEEPSEEK: dict[str, Any] = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
@@ -644,6 +665,15 @@ _DEEPSEEK_MOE: dict[str, Any] = {
 }  # fmt: skip
 _MODEL: Shapes = {
     "model.embed_tokens.weight": (320, 64), "model.norm.weight": (64,), "lm_head.weight": (320, 64),
+}  # fmt: skip
+_KIMI_LINEAR: dict[str, Any] = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+    "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
+    "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+    "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
+    "topk_group": 1,
+    "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
+                           "short_conv_kernel_size": 4},
 }  # fmt: skip
 _DEEPSEEK_NETWORKS = _network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
 _NOMIC: dict[str, Any] = {
@@ -1764,15 +1794,20 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "kimi_linear": _case(
         "KimiLinearForCausalLM", "kimi_linear",
-        {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
-         "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
-         "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
-         "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
-         "topk_group": 1,
-         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
-                                "short_conv_kernel_size": 4}},
+        _KIMI_LINEAR,
         tokenizer="qwen2", without=r"layers\.0\.self_attn|layers\.1\.(mlp|self_attn)", tensors=_kimi_linear(),
         differs=(r"\.ssm_a$",),
+    ),
+    "kimi_k3": _case(
+        "KimiK3ForConditionalGeneration", "kimi_k3",
+        {"text_config": SIZES | {
+            **_KIMI_LINEAR, "hidden_act": "situ", "moe_intermediate_size": 64, "routed_expert_hidden_size": 96,
+            "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "attn_res_block_size": 2,
+            "eos_token_id": 264, "linear_attn_config": _KIMI_LINEAR["linear_attn_config"] | {"gate_lower_bound": -5.0},
+            "quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}}},
+        tokenizer="qwen2", differs=(r"\.ssm_a$",),
+        shapes={f"language_model.{name}": shape for name, shape in (_MODEL | _k3()).items()}
+        | {"vision_tower.blocks.0.norm.weight": (32,), "mm_projector.proj.weight": (64, 32)},
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",
@@ -2023,9 +2058,9 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[
     """Random tensor; bytes for MXFP4 blocks and scales, rising integers for d2t."""
     if name == "d2t":
         return "I64", shape, (np.arange(shape[0], dtype=np.int64) // 3).tobytes()
-    if not name.endswith(("_blocks", "_scales")):
+    if not name.endswith(("_blocks", "_scales", ".weight_packed", ".weight_scale")):
         return dtype, shape, encoded(random_values(name, shape), dtype)
-    low, high = (0, 256) if name.endswith("_blocks") else (118, 126)
+    low, high = (0, 256) if name.endswith(("_blocks", "_packed")) else (118, 126)
     return "U8", shape, np.random.RandomState(zlib.crc32(name.encode())).randint(low, high, shape, np.uint8).tobytes()
 
 

@@ -80,7 +80,7 @@ def _log_multiplier(settings: Settings) -> float | None:
     return None if multiplier is None else 0.1 * multiplier
 
 
-def _latent_heads(settings: Settings) -> list[int]:
+def latent_heads(settings: Settings) -> list[int]:
     """Heads of keys and values, one in layers with latent attention."""
     latent = settings["linear_attn_config"]["full_attn_layers"]
     return [int(i + 1 in latent) for i in range(settings["num_hidden_layers"])]
@@ -262,7 +262,7 @@ _LINEAR = attrs.evolve(
         "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length", "attention.key_length_mla",
         "attention.value_length_mla", "rope.dimension_count",
     )} | {
-        "attention.head_count_kv": _latent_heads, "expert_shared_count": field("num_shared_experts"),
+        "attention.head_count_kv": latent_heads, "expert_shared_count": field("num_shared_experts"),
         "ssm.conv_kernel": lambda settings: settings["linear_attn_config"]["short_conv_kernel_size"],
         "kda.head_dim": lambda settings: settings["linear_attn_config"]["head_dim"],
     },

@@ -1,12 +1,13 @@
 """Hugging Face checkpoints with delta attention beside latent attention."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl, n_blocks
-from llamacli_deepseek.checkpoints import LATENT, SPARSE, TAPS, glm_tokens, indexed
+from llamacli_deepseek.checkpoints import LATENT, SPARSE, TAPS, glm_tokens, indexed, latent_heads
 
 LLAMACLI_API = 1
 
@@ -40,6 +41,36 @@ def _glm_streams(settings: Settings) -> int:
 def _limit(settings: Settings) -> list[float] | None:
     limit = settings.get("swiglu_limit")
     return None if limit is None else [float(limit)] * n_blocks(settings)
+
+
+def _k3_act(settings: Settings) -> float:
+    if settings.get("hidden_act") != "situ":
+        raise ValueError(f"hidden_act is {settings.get('hidden_act')!r}, expected 'situ'")
+    return float(settings["activation_situ_beta"])
+
+
+def _k3_names(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """New names of gates, of which two kinds have one."""
+    latent = "|".join(str(i - 1) for i in settings["linear_attn_config"]["full_attn_layers"])
+    return (r"\.dt_bias$", ".dt_proj.bias"), (rf"(\.layers\.({latent})\.self_attn)\.g_proj\.", r"\1.gate_proj.")
+
+
+def _k3_scores(settings: Settings) -> dict[str, Any]:
+    """Products of norms and projections, by which depth is attended to."""
+    found, names = {}, {"self_attention": "attn", "mlp": "ffn", "output_attn": "output"}
+    for name in settings["tensor_names"]:
+        if match := re.fullmatch(r"(.*?(?:\.layers\.(\d+))?\.(\w+)_res_)(?:norm|proj)\.weight", name):
+            parts = (settings["numbers"](f"{match[1]}{part}.weight") for part in ("norm", "proj"))
+            norm, projection = (part.reshape(-1).astype(np.float32) for part in parts)
+            block = f"blk.{match[2]}." if match[2] else ""
+            found[f"{block}{names[match[3]]}_res_score.weight"] = norm * projection
+    return found
+
+
+def _k3_stop(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+    """Token at the end of a turn, by config.json."""
+    eos = settings.get("eos_token_id")
+    return {} if eos is None else {"tokenizer.ggml.eos_token_id": eos}
 
 
 _DECAYS = Conversion(
@@ -91,6 +122,22 @@ CHECKPOINTS = (
         } | {f"model.layers.{{}}.hc_{name}": f"blk.{{}}.hc_{name}" for name in (
             f"{kind}_{part}" for kind in ("attn", "ffn") for part in ("fn", "base", "scale"))},
         float32=_EXACT,
+    ),
+    Checkpoint(
+        "kimi-k3", ("KimiK3ForConditionalGeneration",),
+        _KEYS | {
+            "attention.head_count_kv": latent_heads, "expert_shared_count": field("num_shared_experts"),
+            "expert_weights_norm": field("moe_renormalize", kind=bool),
+            "expert_latent_length": field("routed_expert_hidden_size"), "activation.situ_beta": _k3_act,
+            "activation.situ_linear_beta": field("activation_situ_linear_beta", kind=float),
+            "attn_res.block_size": field("attn_res_block_size"),
+        },
+        pre=("kimi-k2",), tokenizer=_k3_stop, names="kimi-linear", whole=LATENT.whole, convert=_CONVERT,
+        drop=(r"_res_(norm|proj)\.weight$",), rename=_k3_names, extra=_k3_scores,
+        tensors={f"model.layers.{{}}.{name}": f"blk.{{}}.{target}" for name, target in (
+            ("self_attn.gate_proj", "attn_gate"), ("self_attn.g_proj", "ssm_g"),
+            *((f"block_sparse_moe.routed_expert_{source}", f"ffn_routed_{target}") for source, target in (
+                ("down_proj", "down"), ("up_proj", "up"), ("norm", "norm"))))},
     ),
 )  # fmt: skip
 
