@@ -627,6 +627,24 @@ def _kimi_linear() -> Shapes:
     return found | _network(f"{mlp}shared_experts.", 64, 32)
 
 
+def _dots3() -> Shapes:
+    """Shapes of an indexer, of a window, and of a prediction layer."""
+    found = _deepseek(3, rank_q=32, predicts=True, indexer=True, n_dense=1)
+    found = {name: shape for name, shape in found.items() if not re.search(r"layers\.[12]\.self_attn|2\.mlp", name)}
+    for i in range(3):
+        layer, n_head = f"model.layers.{i}.self_attn.", 4 if i == 0 else 2
+        found |= {f"{layer}k_rope_only_layernorm.weight": (8,), f"{layer}g_proj.weight": (n_head, 64)}
+        if i:
+            found |= {
+                f"{layer}q_a_proj.weight": (32, 64), f"{layer}q_a_layernorm.weight": (32,),
+                f"{layer}q_b_proj.weight": (2 * 40, 32), f"{layer}kv_a_proj_with_mqa.weight": (56, 64),
+                f"{layer}kv_a_layernorm.weight": (48,), f"{layer}kv_b_proj.weight": (2 * 48, 48),
+                f"{layer}o_proj.weight": (64, 32),
+            }  # fmt: skip
+    found |= _network("model.layers.2.mlp.", 64, 96) | {"model.layers.2.shared_head.norm.weight": (64,)}
+    return found | {"model.mtp.embed_tokens.weight": (320, 64)}
+
+
 def _k3() -> Shapes:
     """Shapes of Kimi K3, with experts in MXFP4."""
     others = re.compile(r"\.self_attn\.(g_[ab]_proj|A_log)|\.experts\.")
@@ -1792,6 +1810,17 @@ CASES: dict[str, dict[str, Any]] = {
         shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
             _MODEL | _glm5()).items()} | {"model.visual.post_layernorm.weight": (32,)},
     ),
+    "dots3_note": _case(
+        "Dots3NoteForConditionalGeneration", "",
+        _DEEPSEEK_V3 | {
+            "n_group": 1, "head_dim": 24, "rope_scaling": None, "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window_size": 8, "swa_num_attention_heads": 2, "swa_head_dim": 40, "swa_q_lora_rank": 32,
+            "swa_kv_lora_rank": 48, "swa_qk_nope_head_dim": 32, "swa_qk_rope_head_dim": 8, "swa_v_head_dim": 16,
+            "swa_rope_theta": 5e4, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 8,
+            "num_nextn_predict_layers": 0, "apply_mla_qkv_lora_rescale": True},
+        tokenizer="dots3", pre="qwen2", without=_LAYERS,
+        tensors=_dots3() | {"vision_encoder.norm.weight": (32,), "audio_encoder.norm.weight": (32,)},
+    ),
     "kimi_linear": _case(
         "KimiLinearForCausalLM", "kimi_linear",
         _KIMI_LINEAR,
@@ -2008,6 +2037,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
     "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
     "laguna": {"split": (r"\n+|[^\n]+", QWEN2_SPLIT), "more": ("</assistant>",), "chat_template": INCLUDED},
+    "dots3": {"split": QWEN2_SPLIT, "more": ("<|endofassistant|>",)},
     "solar": {"split": QWEN2_SPLIT, "more": ("<|startoftext|>", "<unk>")},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }

@@ -237,15 +237,15 @@ class CheckpointFile:
                 if is_packed:
                     conversion = None
                 if conversion:
-                    shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0])
+                    shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0], target)
                 yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, of_scales, conversion)
         names.check()
         for target, values in value_of(checkpoint.extra, self._settings, self._config_path).items():
             yield target, _Source((), values.shape, values=values)
 
-    def _converted_shape(self, conversion: Conversion, shape: Shape, name: str) -> Shape:
+    def _converted_shape(self, conversion: Conversion, shape: Shape, name: str, target: str) -> Shape:
         try:
-            return conversion.shape(shape, self._settings)
+            return conversion.shape(shape, in_block(self._settings, target))
         except (LookupError, TypeError, ValueError) as error:
             raise ModelFormatError(f"{self._where(name)}: {type(error).__name__}: {error}") from error
 
@@ -336,7 +336,7 @@ class CheckpointFile:
         info, source = self.tensors[name], self._sources[name]
         if source.scales:
             return self._blocks(source)
-        array = self._read(source, info.type)
+        array = self._read(name, source, info.type)
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
@@ -356,7 +356,7 @@ class CheckpointFile:
             rows.append(packed.reshape(-1, packed.shape[-2] * packed.shape[-1]))
         return np.concatenate(rows)
 
-    def _read(self, source: _Source, kind: Any) -> Array:
+    def _read(self, target: str, source: _Source, kind: Any) -> Array:
         """Values as `kind` stores them: numbers, or the bits of bfloat16."""
         if source.values is not None:
             return source.values
@@ -373,7 +373,7 @@ class CheckpointFile:
             raise ModelFormatError(f"{self._where(source.names[0])} is of {', '.join(dtypes)}, expected {kind.name}")
         if source.conversion:
             try:
-                array = source.conversion.apply(array, self._settings)
+                array = source.conversion.apply(array, in_block(self._settings, target))
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
         if is_kept or kind is TensorType.F32:
@@ -433,6 +433,12 @@ class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
     def __init__(self, arch: gguf.MODEL_ARCH, n_layer: int):
         self.block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
         super().__init__(arch, n_layer)
+
+
+def in_block(settings: Settings, target: str) -> Settings:
+    """Fields of config.json, with the number of a tensor's block."""
+    block = re.match(r"blk\.(\d+)\.", target)
+    return {**settings, "block": int(block[1])} if block else settings
 
 
 def n_experts(settings: Settings) -> int | None:

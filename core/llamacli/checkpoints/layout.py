@@ -24,9 +24,10 @@ Shape = tuple[int, ...]
 class Conversion:
     """Conversion of a tensor.
 
-    `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
-    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8. It moves
-    rows, or with `columns` columns, of an adapter's matrices too. With `integers` the tensor is and stays int64.
+    `apply` takes the tensor and the fields of config.json, with the number of its `block`; `shape` those and the shape
+    before it, and returns the one after it. Unless it `computes`, it moves elements only, and may be given the bits of
+    bfloat16 or float8. It moves rows, or with `columns` columns, of an adapter's matrices too. With `integers` the
+    tensor is and stays int64.
     """
 
     apply: Callable[[Array, Settings], Array]
