@@ -627,6 +627,50 @@ def _kimi_linear() -> Shapes:
     return found | _network(f"{mlp}shared_experts.", 64, 32)
 
 
+def _deepseek4() -> Shapes:
+    """Shapes of DeepSeek-V4, with blocks of 1, 4 and 128 tokens."""
+    found: Shapes = {"embed.weight": (320, 64), "norm.weight": (64,), "head.weight": (320, 64)}
+    found |= {"hc_head_fn": (4, 256), "hc_head_base": (4,), "hc_head_scale": (1,)}
+    for i, ratio in enumerate((0, 4, 128)):
+        layer, attention, ffn = (f"layers.{i}.{name}" for name in ("", "attn.", "ffn."))
+        for kind in ("attn", "ffn"):
+            at = f"{layer}hc_{kind}_"
+            found |= {f"{at}fn": (24, 256), f"{at}base": (24,), f"{at}scale": (3,), f"{layer}{kind}_norm.weight": (64,)}
+        found |= {
+            f"{attention}attn_sink": (4,), f"{attention}wq_a.weight": (48, 64), f"{attention}q_norm.weight": (48,),
+            f"{attention}wq_b.weight": (256, 48), f"{attention}wkv.weight": (64, 64),
+            f"{attention}kv_norm.weight": (64,), f"{attention}wo_a.weight": (64, 128),
+            f"{attention}wo_b.weight": (64, 64), f"{ffn}gate.weight": (4, 64), f"{ffn}gate.bias": (4,),
+            f"{ffn}gate.bias_vl": (4,),
+        }  # fmt: skip
+        places = {"compressor.": (64, 2 if ratio == 4 else 1)} if ratio else {}
+        if ratio == 4:
+            places["indexer.compressor."] = 32, 2
+            found |= {f"{attention}indexer.wq_b.weight": (64, 48), f"{attention}indexer.weights_proj.weight": (2, 64)}
+        for place, (width, n) in places.items():
+            at = f"{attention}{place}"
+            found |= {f"{at}{name}.weight": (n * width, 64) for name in ("wkv", "wgate")}
+            found |= {f"{at}ape": (ratio, n * width), f"{at}norm.weight": (width,)}
+        for name in (*(f"experts.{j}" for j in range(4)), "shared_experts"):
+            found |= {f"{ffn}{name}.w{j}.weight": (64, 160) if j == 2 else (160, 64) for j in (1, 2, 3)}
+    found["layers.0.ffn.gate.tid2eid"] = (320, 2)
+    for name, (n_rows, n_in) in [x for x in found.items() if re.search(_V4_SCALED, x[0])]:
+        if ".experts." in name:
+            found |= {name: (n_rows, n_in // 2), f"{name[:-6]}scale": (n_rows, n_in // 32)}
+        else:
+            found[f"{name[:-6]}scale"] = -(-n_rows // 128), -(-n_in // 128)
+    return found | {"mtp.0.e_proj.weight": (64, 64), "aligner.norm.weight": (64,), "image_newline": (64,),
+                    "vision.norm.weight": (32,)}  # fmt: skip
+
+
+_V4_SCALED = r"experts\..*w[123]\.weight$|attn\.(indexer\.)?w\w+\.weight$"
+_V4_DTYPES = {
+    r"\.experts\..*weight$": "I8", _V4_SCALED: "F8_E4M3", r"\.scale$": "F8_E8M0", r"tid2eid$": "I64",
+    r"hc_|attn_sink|ape$|gate\.bias|compressor\.w": "F32",
+}  # fmt: skip
+"""Types of DeepSeek-V4's tensors, by patterns, of which the first counts; others are BF16."""
+
+
 def _dots3() -> Shapes:
     """Shapes of an indexer, of a window, and of a prediction layer."""
     found = _deepseek(3, rank_q=32, predicts=True, indexer=True, n_dense=1)
@@ -1780,6 +1824,20 @@ CASES: dict[str, dict[str, Any]] = {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
     ),
+    "deepseek4": {
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "tokenizer": "deepseek",
+        "shapes": _deepseek4(), "dtypes": _V4_DTYPES,
+        "config": {name: value for name, value in SIZES.items() if name != "intermediate_size"} | {
+            "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 64, "qk_rope_head_dim": 16,
+            "q_lora_rank": 48, "sliding_window": 8, "o_groups": 2, "o_lora_rank": 32,
+            "moe_intermediate_size": 160, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+            "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
+            "index_n_heads": 2, "index_head_dim": 32, "index_topk": 4, "compress_ratios": [0, 4, 128, 0],
+            "compress_rope_theta": 160000, "hc_mult": 4, "hc_sinkhorn_iters": 3, "hc_eps": 1e-6, "num_hash_layers": 1,
+            "num_nextn_predict_layers": 1, "rope_theta": 10000, "rope_scaling": {
+                "type": "yarn", "factor": 16, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1},
+            "quantization_config": FP8 | {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"}},
+    },
     "hy_v4": _case(
         "HYV4ForCausalLM", "hunyuan_v4",
         _DEEPSEEK_V3 | {"n_group": 1, "num_key_value_heads": 2, "rope_scaling": None, "scoring_func": None,
@@ -2088,6 +2146,11 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[
     """Random tensor; bytes for MXFP4 blocks and scales, rising integers for d2t."""
     if name == "d2t":
         return "I64", shape, (np.arange(shape[0], dtype=np.int64) // 3).tobytes()
+    if dtype not in ("BF16", "F16", "F32"):
+        numbers = np.random.RandomState(zlib.crc32(name.encode()))
+        low, high, kind = {"I8": (0, 256, "u1"), "F8_E4M3": (0, 127, "u1"), "F8_E8M0": (112, 120, "u1"),
+                           "I64": (0, 4, "<i8")}[dtype]  # fmt: skip
+        return dtype, shape, numbers.randint(low, high, shape).astype(kind).tobytes()
     if not name.endswith(("_blocks", "_scales", ".weight_packed", ".weight_scale")):
         return dtype, shape, encoded(random_values(name, shape), dtype)
     low, high = (0, 256) if name.endswith(("_blocks", "_packed")) else (118, 126)
@@ -2130,7 +2193,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         (path / "modules.json").write_text(json.dumps(modules))
         (path / "1_Pooling").mkdir()
         (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
-    tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
+    tensors = {}
+    for tensor, shape in shapes_of(case).items():
+        own = next((own for pattern, own in case.get("dtypes", {}).items() if re.search(pattern, tensor)), dtype)
+        tensors[tensor] = entry_of(tensor, own, shape)
     for zeroed, first in case.get("zeroed", {}).items():
         dtype, shape, raw = tensors[zeroed]
         tensors[zeroed] = dtype, shape, raw[: len(raw) // shape[0] * first].ljust(len(raw), b"\0")

@@ -163,6 +163,10 @@ class CheckpointFile:
             for name in set(entries).difference(self._packed.values())
             if name.endswith(f".weight{suffix}") or (name.endswith(f"_proj{suffix}") and "experts" in name)
         }
+        for name in entries:
+            if name.endswith(".weight") and entries[name].dtype.startswith("F8_"):
+                scale = f"{name.removesuffix('weight')}scale"
+                found |= {name: scale} if scale in entries else {}
         for name, scale in found.items():
             if name not in entries:
                 raise ModelFormatError(f"{entries[scale].path}: tensor {scale!r} has no {name!r} beside it")
@@ -316,7 +320,11 @@ class CheckpointFile:
     def _info(self, name: str, source: _Source) -> TensorInfo:
         base = re.sub(r"^blk\.\d+\.", "", name)
         is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
-        kind = TensorType.F32 if is_plain or base in self._float32 else self.kind
+        own = self._checkpoint.types.get(self._folder.entries[source.names[0]].dtype) if source.names else None
+        kind = TensorType.F32 if is_plain or (base in self._float32 and not own) else self.kind
+        if own and not is_plain:
+            is_whole = own != "Q8_0" or source.shape[-1] % 32 == 0
+            kind = TensorType[own] if is_whole else TensorType.F16
         if source.scales:
             kind = TensorType.MXFP4
         elif source.conversion and source.conversion.integers:
@@ -340,6 +348,8 @@ class CheckpointFile:
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
+        if info.type is TensorType.Q8_0:
+            return quantize(rows, info.type)
         return rows.view(np.uint8) if rows.dtype != np.uint8 else rows
 
     def _blocks(self, source: _Source) -> npt.NDArray[np.uint8]:
@@ -361,7 +371,8 @@ class CheckpointFile:
         if source.values is not None:
             return source.values
         dtypes = {self._folder.entries[name].dtype for name in source.names}
-        is_kept = (
+        is_integer = kind is TensorType.I32
+        is_kept = is_integer or (
             len(dtypes) == 1
             and dtypes == {kind.name}
             and not (source.conversion and source.conversion.computes)
@@ -376,7 +387,9 @@ class CheckpointFile:
                 array = source.conversion.apply(array, in_block(self._settings, target))
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
-        if is_kept or kind is TensorType.F32:
+        if is_integer:
+            return array.astype(np.int32, copy=False)
+        if is_kept or kind in (TensorType.F32, TensorType.Q8_0):
             return array if is_kept else array.astype(np.float32, copy=False)
         if kind is TensorType.F16:
             return array.astype(np.float16)

@@ -195,7 +195,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": lambda settings: settings["num_attention_heads"],
     "moe_intermediate_size": field("intermediate_size"),
 }  # fmt: skip
-_PRE = ("deepseek-v3", "deepseek-llm")
+PRE = ("deepseek-v3", "deepseek-llm")
 
 LATENT = Checkpoint(
     "deepseek2",
@@ -212,7 +212,7 @@ LATENT = Checkpoint(
         "attention.value_length_mla": field("v_head_dim"),
     },
     _DEFAULTS | {"kv_lora_rank": 512},
-    pre=_PRE, drop=_left_out,
+    pre=PRE, drop=_left_out,
     whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
     convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
 )  # fmt: skip
@@ -309,7 +309,7 @@ CHECKPOINTS = (
     ),
     attrs.evolve(
         LATENT, architecture="hy_v4", classes=("HYV4ForCausalLM",), names="deepseek2",
-        pre=("hy_v4", *_PRE), float32=_hy4_float32,
+        pre=("hy_v4", *PRE), float32=_hy4_float32,
         drop=lambda settings: (*_left_out(settings), r"^model\.mtp_layers\."),
         keys=dict(LATENT.keys) | {
             "leading_dense_block_count": _hy4_dense, "expert_gating_func": 2, "expert_group_count": _groups("n_group"),
@@ -339,12 +339,12 @@ CHECKPOINTS = (
             "attention.sliding_window":
             lambda settings: settings.get("sliding_window_size") or settings.get("sliding_window") or None,
         },
-        _DEFAULTS, pre=_PRE, drop=(r"sam_model|qwen2_model",),
+        _DEFAULTS, pre=PRE, drop=(r"sam_model|qwen2_model",),
     ),
     Checkpoint(
         "deepseek", ("DeepseekForCausalLM",),
         _EXPERT_KEYS | {"expert_weights_scale": 1.0, "rope.dimension_count": head_dim, "rope.scaling.type": "none"},
-        _DEFAULTS, ("sentencepiece", "bpe"), pre=_PRE, convert=INTERLEAVED,
+        _DEFAULTS, ("sentencepiece", "bpe"), pre=PRE, convert=INTERLEAVED,
     ),
 )  # fmt: skip
 
