@@ -399,6 +399,43 @@ def test_blocks_without_scales_and_of_other_shapes(tmp_path: Path, plugins: Plug
     expect(folder, plugins, f"{name}blocks", "(4, 64, 3, 16)", "expected (4, 64, 2, 16)")
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "texts"),
+    [
+        ("dots3_note", {"use_dsa": False}, ("sliding_window_pattern", "use_dsa is False, expected True")),
+        ("dots3_note", {"swa_q_lora_rank": 16}, ("swa_q_lora_rank is 16, expected 32",)),
+        ("dots3_note", {"layer_types": ["full_attention"]}, ("layer_types has 1 entries, expected 2",)),
+        ("glm5_next", {"mhc": False}, ("hyper_connection.count", "mhc is false")),
+        ("glm5_next", {"mla_use_nope": False}, ("mla_use_nope is False",)),
+        ("glm5_next", {"layer_types": []}, ("layer_types has 0 entries",)),
+        ("kimi_k3", {"hidden_act": "silu"}, ("hidden_act is 'silu', expected 'situ'",)),
+    ],
+)
+def test_fields_that_a_graph_takes_for_granted(
+    name: str, fields: dict[str, object], texts: tuple[str, ...], tmp_path: Path, plugins: Plugins
+) -> None:
+    folder = cases.write_checkpoint(tmp_path, name)
+    config = json.loads((folder / "config.json").read_text())
+    (config.get("text_config") or config).update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+    expect(folder, plugins, "config.json", *texts)
+
+
+def test_experts_of_four_bits_with_faults(tmp_path: Path, plugins: Plugins) -> None:
+    expert = "language_model.model.layers.1.block_sparse_moe.experts.1.w1.weight"
+    folder = cases.write_checkpoint(tmp_path, "kimi_k3")
+    shapes = cases.shapes_of(cases.CASES["kimi_k3"])
+    good = {tensor: cases.entry_of(tensor, "BF16", shape) for tensor, shape in shapes.items()}
+    dtype, shape, raw = good[f"{expert}_scale"]
+    cases.write_shards(folder, good | {f"{expert}_scale": ("F8_E4M3", shape, raw)}, 1)
+    expect(folder, plugins, f"{expert}_scale", "F8_E4M3", "MXFP4 is read")
+    cases.write_shards(folder, good | {f"{expert}_scale": (dtype, shape[::-1], raw)}, 1)
+    expect(folder, plugins, f"{expert}_packed", "(64, 48)", "expected (3, 1024)")
+    del good[f"{expert}_packed"], good[f"{expert}_scale"]
+    cases.write_shards(folder, good | {expert: cases.entry_of(expert, "BF16", (64, 96))}, 1)
+    expect(folder, plugins, expert.replace("experts.1", "experts.0"), "have different types")
+
+
 def test_a_special_token_that_is_missing(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "glm4")
     path = folder / "tokenizer_config.json"

@@ -559,7 +559,7 @@ def _chatglm() -> dict[str, tuple[int, ...]]:
 
 
 def _deepseek(
-    n_layer: int, *, rank_q: int, predicts: bool = False, indexer: bool = False, n_dense: int = 1
+    n_layer: int, *, rank_q: int, predicts: bool = False, indexer: bool = False, n_dense: int = 1, n_rope: int = 8
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of latent attention and of experts behind dense layers.
 
@@ -571,8 +571,8 @@ def _deepseek(
         if rank_q:
             found |= {f"{attention}q_a_proj.weight": (rank_q, 64), f"{attention}q_a_layernorm.weight": (rank_q,)}
         found |= {
-            f"{attention}q_{'b_' if rank_q else ''}proj.weight": (4 * 24, rank_q or 64),
-            f"{attention}kv_a_proj_with_mqa.weight": (40, 64), f"{attention}kv_a_layernorm.weight": (32,),
+            f"{attention}q_{'b_' if rank_q else ''}proj.weight": (4 * (16 + n_rope), rank_q or 64),
+            f"{attention}kv_a_proj_with_mqa.weight": (32 + n_rope, 64), f"{attention}kv_a_layernorm.weight": (32,),
             f"{attention}kv_b_proj.weight": (4 * 40, 32), f"{attention}o_proj.weight": (64, 4 * 24),
         }  # fmt: skip
         found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
@@ -617,21 +617,124 @@ def _hy4() -> Shapes:
     }
 
 
-def _kimi_linear() -> Shapes:
-    """Shapes of a layer with delta attention, and of one with experts."""
-    layer = "model.layers.0.self_attn."
+def _glm5() -> Shapes:
+    """Shapes of delta attention, of an indexer, and of a prediction layer."""
+    found = _deepseek(3, rank_q=32, predicts=True, indexer=True, n_rope=0) | _kimi_linear_attention("model.layers.0.")
+    found = {name: shape for name, shape in found.items()
+             if not re.search(r"layers\.0\.self_attn\.(q_[ab]_|kv_|q_a_layernorm|indexer)", name)}  # fmt: skip
+    for i in (0, 1):
+        for kind in ("attn", "ffn"):
+            at = f"model.layers.{i}.hc_{kind}_"
+            found |= {f"{at}fn": (24, 256), f"{at}base": (24,), f"{at}scale": (3,)}
+    for i in (1, 2):
+        at = f"model.layers.{i}.self_attn.indexer.index_kpool_compress_"
+        found |= {f"{at}ape": (2, 32), f"{at}gate": (32, 64)}
+    return found | {"model.layers.2.shared_head.norm.weight": (64,)}
+
+
+def _kimi_linear_attention(prefix: str) -> Shapes:
+    """Shapes of delta attention."""
+    layer = f"{prefix}self_attn."
     found: Shapes = {f"{layer}{name}_proj.weight": (64, 64) for name in "qkvo"}
     found |= {f"{layer}{name}_conv1d.weight": (64, 1, 4) for name in "qkv"}
     found |= {f"{layer}{name}_a_proj.weight": (16, 64) for name in "fg"}
     found |= {f"{layer}{name}_b_proj.weight": (64, 16) for name in "fg"}
-    found |= {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
-              f"{layer}o_norm.weight": (16,)}  # fmt: skip
+    return found | {f"{layer}A_log": (1, 1, 4, 1), f"{layer}dt_bias": (64,), f"{layer}b_proj.weight": (4, 64),
+                    f"{layer}o_norm.weight": (16,)}  # fmt: skip
+
+
+def _kimi_linear() -> Shapes:
+    """Shapes of a layer with delta attention, and of one with experts."""
+    found = _kimi_linear_attention("model.layers.0.")
     found |= {name: shape for name, shape in _deepseek(2, rank_q=0).items() if "layers.1.self_attn" in name}
     mlp = "model.layers.1.block_sparse_moe."
     found |= {f"{mlp}gate.weight": (4, 64), f"{mlp}gate.e_score_correction_bias": (4,)}
     for i in range(4):
         found |= {f"{mlp}experts.{i}.w{j}.weight": (64, 32) if j == 2 else (32, 64) for j in (1, 2, 3)}
     return found | _network(f"{mlp}shared_experts.", 64, 32)
+
+
+def _deepseek4() -> Shapes:
+    """Shapes of DeepSeek-V4, with blocks of 1, 4 and 128 tokens."""
+    found: Shapes = {"embed.weight": (320, 64), "norm.weight": (64,), "head.weight": (320, 64)}
+    found |= {"hc_head_fn": (4, 256), "hc_head_base": (4,), "hc_head_scale": (1,)}
+    for i, ratio in enumerate((0, 4, 128)):
+        layer, attention, ffn = (f"layers.{i}.{name}" for name in ("", "attn.", "ffn."))
+        for kind in ("attn", "ffn"):
+            at = f"{layer}hc_{kind}_"
+            found |= {f"{at}fn": (24, 256), f"{at}base": (24,), f"{at}scale": (3,), f"{layer}{kind}_norm.weight": (64,)}
+        found |= {
+            f"{attention}attn_sink": (4,), f"{attention}wq_a.weight": (48, 64), f"{attention}q_norm.weight": (48,),
+            f"{attention}wq_b.weight": (256, 48), f"{attention}wkv.weight": (64, 64),
+            f"{attention}kv_norm.weight": (64,), f"{attention}wo_a.weight": (64, 128),
+            f"{attention}wo_b.weight": (64, 64), f"{ffn}gate.weight": (4, 64), f"{ffn}gate.bias": (4,),
+            f"{ffn}gate.bias_vl": (4,),
+        }  # fmt: skip
+        places = {"compressor.": (64, 2 if ratio == 4 else 1)} if ratio else {}
+        if ratio == 4:
+            places["indexer.compressor."] = 32, 2
+            found |= {f"{attention}indexer.wq_b.weight": (64, 48), f"{attention}indexer.weights_proj.weight": (2, 64)}
+        for place, (width, n) in places.items():
+            at = f"{attention}{place}"
+            found |= {f"{at}{name}.weight": (n * width, 64) for name in ("wkv", "wgate")}
+            found |= {f"{at}ape": (ratio, n * width), f"{at}norm.weight": (width,)}
+        for name in (*(f"experts.{j}" for j in range(4)), "shared_experts"):
+            found |= {f"{ffn}{name}.w{j}.weight": (64, 160) if j == 2 else (160, 64) for j in (1, 2, 3)}
+    found["layers.0.ffn.gate.tid2eid"] = (320, 2)
+    for name, (n_rows, n_in) in [x for x in found.items() if re.search(_V4_SCALED, x[0])]:
+        if ".experts." in name:
+            found |= {name: (n_rows, n_in // 2), f"{name[:-6]}scale": (n_rows, n_in // 32)}
+        else:
+            found[f"{name[:-6]}scale"] = -(-n_rows // 128), -(-n_in // 128)
+    return found | {"mtp.0.e_proj.weight": (64, 64), "aligner.norm.weight": (64,), "image_newline": (64,),
+                    "vision.norm.weight": (32,)}  # fmt: skip
+
+
+_V4_SCALED = r"experts\..*w[123]\.weight$|attn\.(indexer\.)?w\w+\.weight$"
+_V4_DTYPES = {
+    r"\.experts\..*weight$": "I8", _V4_SCALED: "F8_E4M3", r"\.scale$": "F8_E8M0", r"tid2eid$": "I64",
+    r"hc_|attn_sink|ape$|gate\.bias|compressor\.w": "F32",
+}  # fmt: skip
+"""Types of DeepSeek-V4's tensors, by patterns, of which the first counts; others are BF16."""
+
+
+def _dots3() -> Shapes:
+    """Shapes of an indexer, of a window, and of a prediction layer."""
+    found = _deepseek(3, rank_q=32, predicts=True, indexer=True, n_dense=1)
+    found = {name: shape for name, shape in found.items() if not re.search(r"layers\.[12]\.self_attn|2\.mlp", name)}
+    for i in range(3):
+        layer, n_head = f"model.layers.{i}.self_attn.", 4 if i == 0 else 2
+        found |= {f"{layer}k_rope_only_layernorm.weight": (8,), f"{layer}g_proj.weight": (n_head, 64)}
+        if i:
+            found |= {
+                f"{layer}q_a_proj.weight": (32, 64), f"{layer}q_a_layernorm.weight": (32,),
+                f"{layer}q_b_proj.weight": (2 * 40, 32), f"{layer}kv_a_proj_with_mqa.weight": (56, 64),
+                f"{layer}kv_a_layernorm.weight": (48,), f"{layer}kv_b_proj.weight": (2 * 48, 48),
+                f"{layer}o_proj.weight": (64, 32),
+            }  # fmt: skip
+    found |= _network("model.layers.2.mlp.", 64, 96) | {"model.layers.2.shared_head.norm.weight": (64,)}
+    return found | {"model.mtp.embed_tokens.weight": (320, 64)}
+
+
+def _k3() -> Shapes:
+    """Shapes of Kimi K3, with experts in MXFP4."""
+    others = re.compile(r"\.self_attn\.(g_[ab]_proj|A_log)|\.experts\.")
+    found = {name: shape for name, shape in _kimi_linear().items() if not others.search(name)}
+    found["model.layers.0.self_attn.A_log"] = (4,)
+    for i in range(4):
+        for j, (n_rows, n_in) in enumerate(((64, 96), (96, 64), (64, 96)), 1):
+            at = f"model.layers.1.block_sparse_moe.experts.{i}.w{j}.weight_"
+            found |= {f"{at}packed": (n_rows, n_in // 2), f"{at}scale": (n_rows, n_in // 32)}
+    mlp = "model.layers.1.block_sparse_moe."
+    found |= {f"{mlp}routed_expert_down_proj.weight": (96, 64), f"{mlp}routed_expert_up_proj.weight": (64, 96),
+              f"{mlp}routed_expert_norm.weight": (96,), "model.layers.0.self_attn.g_proj.weight": (64, 64),
+              "model.layers.1.self_attn.g_proj.weight": (96, 64)}  # fmt: skip
+    found |= _network(f"{mlp}shared_experts.", 64, 64) | _network("model.layers.0.mlp.", 64, 96)
+    for i in (0, 1):
+        found |= {f"model.layers.{i}.{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for at in ("output_attn", *(f"layers.{i}.{name}" for i in (0, 1) for name in ("self_attention", "mlp"))):
+        found |= {f"model.{at}_res_norm.weight": (64,), f"model.{at}_res_proj.weight": (1, 64)}
+    return found
 
 
 _DEEPSEEK: dict[str, Any] = {
@@ -648,6 +751,18 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
 _DEEPSEEK_MOE: dict[str, Any] = {
     "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "rope_theta": 10000, "scoring_func": "softmax",
+}  # fmt: skip
+_MODEL: Shapes = {
+    "model.embed_tokens.weight": (320, 64), "model.norm.weight": (64,), "lm_head.weight": (320, 64),
+}  # fmt: skip
+_KIMI_LINEAR: dict[str, Any] = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+    "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
+    "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+    "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
+    "topk_group": 1,
+    "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
+                           "short_conv_kernel_size": 4},
 }  # fmt: skip
 _DEEPSEEK_NETWORKS = _network("model.layers.0.mlp.", 64, 96) | _network("model.layers.1.mlp.shared_experts.", 64, 32)
 _NOMIC: dict[str, Any] = {
@@ -1884,6 +1999,20 @@ CASES: dict[str, dict[str, Any]] = {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
     ),
+    "deepseek4": {
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "tokenizer": "deepseek",
+        "shapes": _deepseek4(), "dtypes": _V4_DTYPES,
+        "config": {name: value for name, value in SIZES.items() if name != "intermediate_size"} | {
+            "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 64, "qk_rope_head_dim": 16,
+            "q_lora_rank": 48, "sliding_window": 8, "o_groups": 2, "o_lora_rank": 32,
+            "moe_intermediate_size": 160, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+            "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
+            "index_n_heads": 2, "index_head_dim": 32, "index_topk": 4, "compress_ratios": [0, 4, 128, 0],
+            "compress_rope_theta": 160000, "hc_mult": 4, "hc_sinkhorn_iters": 3, "hc_eps": 1e-6, "num_hash_layers": 1,
+            "num_nextn_predict_layers": 1, "rope_theta": 10000, "rope_scaling": {
+                "type": "yarn", "factor": 16, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1},
+            "quantization_config": FP8 | {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"}},
+    },
     "hy_v4": _case(
         "HYV4ForCausalLM", "hunyuan_v4",
         _DEEPSEEK_V3 | {"n_group": 1, "num_key_value_heads": 2, "rope_scaling": None, "scoring_func": None,
@@ -1901,17 +2030,46 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
         | {"model.layers.2.shared_head.norm.weight": (64,)},
     ),
+    "glm5_next": _case(
+        "Glm5NextForConditionalGeneration", "glm5_next",
+        {"text_config": SIZES | _DEEPSEEK_V3 | {
+            "qk_rope_head_dim": 0, "rope_scaling": None, "n_group": 1, "mla_use_nope": True, "mhc": True, "hc_mult": 4,
+            "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "swiglu_limit": 10.0, "index_n_heads": 2, "index_head_dim": 32,
+            "index_topk": 8, "index_kpool": 2, "indexer_types": ["shared", "full"], "model_type": "glm5_next_text",
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_attn_config": {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4,
+                                   "gate_lower_bound": -5.0}}},
+        tokenizer="glm", differs=(r"\.ssm_a$",),
+        shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
+            _MODEL | _glm5()).items()} | {"model.visual.post_layernorm.weight": (32,)},
+    ),
+    "dots3_note": _case(
+        "Dots3NoteForConditionalGeneration", "",
+        _DEEPSEEK_V3 | {
+            "n_group": 1, "head_dim": 24, "rope_scaling": None, "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window_size": 8, "swa_num_attention_heads": 2, "swa_head_dim": 40, "swa_q_lora_rank": 32,
+            "swa_kv_lora_rank": 48, "swa_qk_nope_head_dim": 32, "swa_qk_rope_head_dim": 8, "swa_v_head_dim": 16,
+            "swa_rope_theta": 5e4, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 8,
+            "num_nextn_predict_layers": 0, "apply_mla_qkv_lora_rescale": True},
+        tokenizer="dots3", pre="qwen2", without=_LAYERS,
+        tensors=_dots3() | {"vision_encoder.norm.weight": (32,), "audio_encoder.norm.weight": (32,)},
+    ),
     "kimi_linear": _case(
         "KimiLinearForCausalLM", "kimi_linear",
-        {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
-         "num_key_value_heads": 4, "head_dim": 24, "rope_theta": 1e4, "mla_use_nope": True, "num_experts": 4,
-         "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
-         "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "routed_scaling_factor": 2.446,
-         "topk_group": 1,
-         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 4,
-                                "short_conv_kernel_size": 4}},
+        _KIMI_LINEAR,
         tokenizer="qwen2", without=r"layers\.0\.self_attn|layers\.1\.(mlp|self_attn)", tensors=_kimi_linear(),
         differs=(r"\.ssm_a$",),
+    ),
+    "kimi_k3": _case(
+        "KimiK3ForConditionalGeneration", "kimi_k3",
+        {"text_config": SIZES | {
+            **_KIMI_LINEAR, "hidden_act": "situ", "moe_intermediate_size": 64, "routed_expert_hidden_size": 96,
+            "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "attn_res_block_size": 2,
+            "eos_token_id": 264, "linear_attn_config": _KIMI_LINEAR["linear_attn_config"] | {"gate_lower_bound": -5.0},
+            "quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}}},
+        tokenizer="qwen2", differs=(r"\.ssm_a$",),
+        shapes={f"language_model.{name}": shape for name, shape in (_MODEL | _k3()).items()}
+        | {"vision_tower.blocks.0.norm.weight": (32,), "mm_projector.proj.weight": (64, 32)},
     ),
     "deepseek_ocr": _case(
         "DeepseekOCRForCausalLM", "DeepseekVLV2",
@@ -2112,6 +2270,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "deepseek": {"split": DEEPSEEK_SPLIT, "bos": True},
     "chatglm": {"split": LLAMA3_SPLIT, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
     "laguna": {"split": (r"\n+|[^\n]+", QWEN2_SPLIT), "more": ("</assistant>",), "chat_template": INCLUDED},
+    "dots3": {"split": QWEN2_SPLIT, "more": ("<|endofassistant|>",)},
     "solar": {"split": QWEN2_SPLIT, "more": ("<|startoftext|>", "<unk>")},
     "glm": {"split": LLAMA3_SPLIT, "ignore_merges": True, "more": ("[gMASK]", "<|user|>", "<|observation|>")},
 }
@@ -2162,9 +2321,14 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[
     """Random tensor; bytes for MXFP4 blocks and scales, rising integers for d2t."""
     if name == "d2t":
         return "I64", shape, (np.arange(shape[0], dtype=np.int64) // 3).tobytes()
-    if not name.endswith(("_blocks", "_scales")):
+    if dtype not in ("BF16", "F16", "F32"):
+        numbers = np.random.RandomState(zlib.crc32(name.encode()))
+        low, high, kind = {"I8": (0, 256, "u1"), "F8_E4M3": (0, 127, "u1"), "F8_E8M0": (112, 120, "u1"),
+                           "I64": (0, 4, "<i8")}[dtype]  # fmt: skip
+        return dtype, shape, numbers.randint(low, high, shape).astype(kind).tobytes()
+    if not name.endswith(("_blocks", "_scales", ".weight_packed", ".weight_scale")):
         return dtype, shape, encoded(random_values(name, shape), dtype)
-    low, high = (0, 256) if name.endswith("_blocks") else (118, 126)
+    low, high = (0, 256) if name.endswith(("_blocks", "_packed")) else (118, 126)
     return "U8", shape, np.random.RandomState(zlib.crc32(name.encode())).randint(low, high, shape, np.uint8).tobytes()
 
 
@@ -2208,7 +2372,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         (path / "modules.json").write_text(json.dumps(modules))
         (path / "1_Pooling").mkdir()
         (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
-    tensors = {tensor: entry_of(tensor, dtype, shape) for tensor, shape in shapes_of(case).items()}
+    tensors = {}
+    for tensor, shape in shapes_of(case).items():
+        own = next((own for pattern, own in case.get("dtypes", {}).items() if re.search(pattern, tensor)), dtype)
+        tensors[tensor] = entry_of(tensor, own, shape)
     for zeroed, first in case.get("zeroed", {}).items():
         dtype, shape, raw = tensors[zeroed]
         tensors[zeroed] = dtype, shape, raw[: len(raw) // shape[0] * first].ljust(len(raw), b"\0")

@@ -50,8 +50,9 @@ _ALWAYS_F32 = frozenset(
 
 FILE_TYPES = {TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32}
 _MXFP4_FILE = 38
-_MXFP4 = "_blocks", "_scales"
+_MXFP4 = {"_blocks": "_scales", ".weight_packed": ".weight_scale", ".weight": ".scale"}
 """Ends of the names of matrices of 4-bit floats, and of their scales, one byte for 32."""
+_PACKED = "|".join(f"{re.escape(end)}$" for end in _MXFP4)
 _NATIVE = {"F16": TensorType.F16, "BF16": TensorType.BF16}
 
 
@@ -60,7 +61,7 @@ class _Source:
     """Where a tensor of the file comes from.
 
     `names` are the checkpoint's, of experts that are stacked if `stacked`; `part` of `n_parts` below each other,
-    or every `n_parts`th row from `part` on if they are `mixed`. `packed` are MXFP4 blocks and their scales.
+    or every `n_parts`th row from `part` on if they are `mixed`. `scales` are the names of those of MXFP4 blocks.
     """
 
     names: tuple[str, ...]
@@ -69,7 +70,7 @@ class _Source:
     part: int = 0
     n_parts: int = 1
     mixed: bool = False
-    packed: bool = False
+    scales: tuple[str, ...] = ()
     conversion: Conversion | None = None
     values: npt.NDArray[np.float32] | None = attrs.field(default=None, eq=False)
 
@@ -101,6 +102,7 @@ class CheckpointFile:
         self._drop = value_of(checkpoint.drop, self._settings, self._config_path)
         self._float32 = _ALWAYS_F32.union(value_of(checkpoint.float32, self._settings, self._config_path))
         configured = configured_keys(self._settings, checkpoint, self._config_path)
+        self._packed = self._of_four_bits()
         self._scales = self._quantized()
         n_layer = configured.get(f"{checkpoint.architecture}.block_count")
         if not isinstance(n_layer, int):
@@ -123,7 +125,7 @@ class CheckpointFile:
     @property
     def file_type(self) -> str:
         """Name of the file's type, as `llamacli.conversion.file_type` takes it."""
-        return "MXFP4_MOE" if any(source.packed for source in self._sources.values()) else self.kind.name
+        return "MXFP4_MOE" if any(source.scales for source in self._sources.values()) else self.kind.name
 
     def _vocabulary(self, base: tuple[Folder, Checkpoint] | None) -> dict[str, Any]:
         from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for plugin lists
@@ -158,15 +160,19 @@ class CheckpointFile:
         found = {
             name.removesuffix(suffix): name
             for suffix in ("_scale_inv", "_scale")
-            for name in entries
+            for name in set(entries).difference(self._packed.values())
             if name.endswith(f".weight{suffix}") or (name.endswith(f"_proj{suffix}") and "experts" in name)
         }
+        for name in entries:
+            if name.endswith(".weight") and entries[name].dtype.startswith("F8_"):
+                scale = f"{name.removesuffix('weight')}scale"
+                found |= {name: scale} if scale in entries else {}
         for name, scale in found.items():
             if name not in entries:
                 raise ModelFormatError(f"{entries[scale].path}: tensor {scale!r} has no {name!r} beside it")
             self._expect_blocks(entries[name].shape, scale)
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if method not in (None, "fp8", "mxfp4") and not (method == "compressed-tensors" and found):
+        if method not in (None, "fp8", "mxfp4") and not (method == "compressed-tensors" and (found or self._packed)):
             raise ModelFormatError(
                 f"{self._config_path}: quantization_config.quant_method is {method!r}: only unquantized, FP8 "
                 "and MXFP4 checkpoints are read; take the original checkpoint, or a GGUF file"
@@ -204,28 +210,25 @@ class CheckpointFile:
         names = Names(checkpoint, self._settings, n_layer, self._config_path)
         single: dict[str, tuple[str, ...]] = {}
         experts: dict[str, dict[int, str]] = {}
-        scales, packed = set(self._scales.values()), self._packed()
+        packed = self._packed
+        scales = {*self._scales.values(), *packed.values()}
         for name in self._folder.entries:
-            if (
-                name in scales
-                or name in packed.values()
-                or name.endswith((".input_scale", ".k_scale", ".v_scale"))
-                or self._is_left_out(name)
-            ):
+            if name in scales or name.endswith((".input_scale", ".k_scale", ".v_scale")) or self._is_left_out(name):
                 continue
-            if name in packed:
-                single[names.plain(f"{name.removesuffix(_MXFP4[0])}.weight")] = name, packed[name]
-            elif match := _NUMBERED.fullmatch(name):
+            plain = re.sub(_PACKED, ".weight", name) if name in packed else name
+            if match := _NUMBERED.fullmatch(plain):
                 experts.setdefault(names.plain(f"{match[1]}.{match[3]}"), {})[int(match[2])] = name
-            elif match := _NUMBERED.fullmatch(plain := names.plain(name)):
+            elif match := _NUMBERED.fullmatch(plain := names.plain(plain)):
                 experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = name
             else:
                 single[plain] = (name,)
         stacks = {plain: self._numbered(plain, found) for plain, found in experts.items()}
         for plain, originals in (single | stacks).items():
-            is_packed, mixed = originals[0] in packed, checkpoint.mixed
-            stacked = plain in stacks
-            shape = self._packed_shape(*originals) if is_packed else self._shape_of(originals, stacked)
+            is_packed, mixed, stacked = originals[0] in packed, checkpoint.mixed, plain in stacks
+            shape = self._shape_of(originals, stacked)
+            of_scales = tuple(packed[name] for name in originals if name in packed)
+            if len(of_scales) not in (0, len(originals)):
+                raise ModelFormatError(f"{self._where(originals[0])} and others of its numbers have different types")
             parts, n_parts = names.parts(plain)
             axis = -1 if mixed and not is_packed else -2
             if shape and n_parts > 1 and (len(shape) < 2 or shape[axis] % n_parts):
@@ -240,36 +243,48 @@ class CheckpointFile:
                 if is_packed:
                     conversion = None
                 if conversion:
-                    shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0])
-                yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, is_packed, conversion)
+                    shape_of_part = self._converted_shape(conversion, shape_of_part, originals[0], target)
+                yield target, _Source(originals, shape_of_part, stacked, number, n_parts, mixed, of_scales, conversion)
         names.check()
         for target, values in value_of(checkpoint.extra, self._settings, self._config_path).items():
             yield target, _Source((), values.shape, values=values)
 
-    def _converted_shape(self, conversion: Conversion, shape: Shape, name: str) -> Shape:
+    def _converted_shape(self, conversion: Conversion, shape: Shape, name: str, target: str) -> Shape:
         try:
-            return conversion.shape(shape, self._settings)
+            return conversion.shape(shape, in_block(self._settings, target))
         except (LookupError, TypeError, ValueError) as error:
             raise ModelFormatError(f"{self._where(name)}: {type(error).__name__}: {error}") from error
 
-    def _packed(self) -> dict[str, str]:
+    def _of_four_bits(self) -> dict[str, str]:
         """Names of scales by the names of their MXFP4 blocks."""
-        found = {}
-        for name, entry in self._folder.entries.items():
-            if name.endswith(_MXFP4[0]) and entry.dtype == "U8":
-                found[name] = scales = name.removesuffix(_MXFP4[0]) + _MXFP4[1]
-                if scales not in self._folder.entries:
-                    raise ModelFormatError(f"{entry.path}: tensor {name!r} has no {scales!r} beside it")
+        found, entries = {}, self._folder.entries
+        for name, entry in entries.items():
+            end = next((end for end in _MXFP4 if name.endswith(end)), "")
+            if not end or entry.dtype not in ("U8", "I8"):
+                continue
+            scales = name.removesuffix(end) + _MXFP4[end]
+            if scales not in entries and end == ".weight":
+                continue
+            if scales not in entries:
+                raise ModelFormatError(f"{entry.path}: tensor {name!r} has no {scales!r} beside it")
+            if entries[scales].dtype not in ("U8", "F8_E8M0"):
+                raise ModelFormatError(
+                    f"{self._where(scales)} has the dtype {entries[scales].dtype}: of 4-bit floats, MXFP4 is read"
+                )
+            found[name] = scales
         return found
 
-    def _packed_shape(self, blocks: str, scales: str) -> Shape:
+    def _packed_shape(self, blocks: str) -> Shape:
         """Shape of a matrix of MXFP4 blocks, 16 bytes for 32 numbers."""
-        shape, of_scales = (self._folder.entries[name].shape for name in (blocks, scales))
-        if len(shape) < 3 or shape != (*of_scales, 16):
+        shape, of_scales = (self._folder.entries[name].shape for name in (blocks, self._packed[blocks]))
+        expected = (*of_scales, 16)
+        if not blocks.endswith("_blocks"):
+            expected = (*of_scales[:-1], of_scales[-1] * 16)
+        if len(shape) < 2 or shape != expected:
             raise ModelFormatError(
-                f"{self._where(blocks)} has the shape {shape}, and its scales {of_scales}: expected {(*of_scales, 16)}"
+                f"{self._where(blocks)} has the shape {shape}, and its scales {of_scales}: expected {expected}"
             )
-        return (*shape[:-2], shape[-2] * 32)
+        return (*of_scales[:-1], of_scales[-1] * 32)
 
     def _is_left_out(self, name: str) -> bool:
         plain = name.replace("language_model.", "")
@@ -288,7 +303,8 @@ class CheckpointFile:
         return tuple(found[i] for i in range(n_expert))
 
     def _shape_of(self, names: tuple[str, ...], stacked: bool) -> Shape:
-        shapes = {self._folder.entries[name].shape for name in names}
+        entries, packed = self._folder.entries, self._packed
+        shapes = {self._packed_shape(name) if name in packed else entries[name].shape for name in names}
         if len(shapes) > 1:
             raise ModelFormatError(f"{self._where(names[0])} and others of its numbers have different shapes")
         shape = shapes.pop()
@@ -306,8 +322,12 @@ class CheckpointFile:
     def _info(self, name: str, source: _Source) -> TensorInfo:
         base = re.sub(r"^blk\.\d+\.", "", name)
         is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
-        kind = TensorType.F32 if is_plain or base in self._float32 else self.kind
-        if source.packed:
+        own = self._checkpoint.types.get(self._folder.entries[source.names[0]].dtype) if source.names else None
+        kind = TensorType.F32 if is_plain or (base in self._float32 and not own) else self.kind
+        if own and not is_plain:
+            is_whole = own != "Q8_0" or source.shape[-1] % 32 == 0
+            kind = TensorType[own] if is_whole else TensorType.F16
+        if source.scales:
             kind = TensorType.MXFP4
         elif source.conversion and source.conversion.integers:
             kind = TensorType.I64
@@ -324,12 +344,14 @@ class CheckpointFile:
         if name not in self._sources:
             raise ModelFormatError(f"{self.path}: tensor {name!r} is missing")
         info, source = self.tensors[name], self._sources[name]
-        if source.packed:
+        if source.scales:
             return self._blocks(source)
         array = self._read(name, source, info.type)
         if array.shape != info.shape:
             raise ModelFormatError(f"{self.path}: {name} became {array.shape}, expected {info.shape}")
         rows = np.ascontiguousarray(array).reshape(-1, info.shape[-1] if info.shape else 1)
+        if info.type is TensorType.Q8_0:
+            return quantize(rows, info.type)
         return rows.view(np.uint8) if rows.dtype != np.uint8 else rows
 
     def _blocks(self, source: _Source) -> npt.NDArray[np.uint8]:
@@ -337,17 +359,22 @@ class CheckpointFile:
 
         The scale, then numbers i and i + 16 in a byte.
         """
-        blocks, scales = (self._part(name, source, kept=True, axis=1) for name in source.names)
-        codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
-        packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
-        return packed.reshape(-1, packed.shape[-2] * packed.shape[-1])
+        rows = []
+        for names in zip(source.names, source.scales, strict=True):
+            blocks, scales = (self._part(name, source, kept=True, axis=1).view(np.uint8) for name in names)
+            blocks = blocks.reshape(*scales.shape, 16)
+            codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*scales.shape, 32)
+            packed = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
+            rows.append(packed.reshape(-1, packed.shape[-2] * packed.shape[-1]))
+        return np.concatenate(rows)
 
     def _read(self, target: str, source: _Source, kind: Any) -> Array:
         """Values as `kind` stores them: numbers, or the bits of bfloat16."""
         if source.values is not None:
             return source.values
         dtypes = {self._folder.entries[name].dtype for name in source.names}
-        is_kept = (
+        is_integer = kind is TensorType.I32
+        is_kept = is_integer or (
             len(dtypes) == 1
             and dtypes == {kind.name}
             and not (source.conversion and source.conversion.computes)
@@ -359,10 +386,12 @@ class CheckpointFile:
             raise ModelFormatError(f"{self._where(source.names[0])} is of {', '.join(dtypes)}, expected {kind.name}")
         if source.conversion:
             try:
-                array = source.conversion.apply(array, {**self._settings, "tensor": target})
+                array = source.conversion.apply(array, in_block(self._settings, target))
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelFormatError(f"{self._where(source.names[0])}: {type(error).__name__}: {error}") from error
-        if is_kept or kind is TensorType.F32:
+        if is_integer:
+            return array.astype(np.int32, copy=False)
+        if is_kept or kind in (TensorType.F32, TensorType.Q8_0):
             return array if is_kept else array.astype(np.float32, copy=False)
         if kind is TensorType.F16:
             return array.astype(np.float16)
@@ -402,7 +431,7 @@ class CheckpointFile:
 
     def release(self, name: str) -> None:
         """Free the memory of one tensor, which will hardly be read again."""
-        for original in self._sources[name].names:
+        for original in (*self._sources[name].names, *self._sources[name].scales):
             self._folder.file(self._folder.entries[original]).release(original)
 
     def close(self) -> None:
@@ -419,6 +448,12 @@ class TensorNameMap(gguf.TensorNameMap):  # type: ignore[misc]
     def __init__(self, arch: gguf.MODEL_ARCH, n_layer: int):
         self.block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
         super().__init__(arch, n_layer)
+
+
+def in_block(settings: Settings, target: str) -> Settings:
+    """Fields of config.json, with the number of a tensor's block."""
+    block = re.match(r"blk\.(\d+)\.", target)
+    return {**settings, "block": int(block[1])} if block else settings
 
 
 def n_experts(settings: Settings) -> int | None:

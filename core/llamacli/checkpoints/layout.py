@@ -24,9 +24,10 @@ Shape = tuple[int, ...]
 class Conversion:
     """Conversion of a tensor.
 
-    `apply` takes the tensor and the fields of config.json; `shape` those and the shape before it, and returns the one
-    after it. Unless it `computes`, it moves elements only, and may be given the bits of bfloat16 or float8. It moves
-    rows, or with `columns` columns, of an adapter's matrices too. With `integers` the tensor is and stays int64.
+    `apply` takes the tensor and the fields of config.json, with the number of its `block`; `shape` those and the shape
+    before it, and returns the one after it. Unless it `computes`, it moves elements only, and may be given the bits of
+    bfloat16 or float8. It moves rows, or with `columns` columns, of an adapter's matrices too. With `integers` the
+    tensor is and stays int64.
     """
 
     apply: Callable[[Array, Settings], Array]
@@ -56,6 +57,8 @@ class Checkpoint:
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
     - `whole`: names as of `split`, each of which gets the whole tensor, of which its conversion takes a part.
     - `convert`: conversions by the name of the GGUF tensor in its block, such as "attn_q.weight".
+    - `types`: GGUF types of matrices by their dtypes in the folder, which files then have whatever type is asked for;
+      quantized rows of other lengths than whole blocks are F16.
     - `float32`: such names of matrices that are float32 in all files, or a function that returns them.
     - `extra`: tensors that are computed from the fields of config.json.
     - `is_draft`: these are draft heads, whose vocabulary is that of their model's folder.
@@ -81,6 +84,7 @@ class Checkpoint:
     user_defined: tuple[str, ...] = ()
     names: str = ""
     float32: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
+    types: Mapping[str, str] = attrs.field(factory=dict)
     is_draft: bool = False
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamacli.checkpoints.file import EXPERT, Names, n_experts
+from llamacli.checkpoints.file import EXPERT, Names, in_block, n_experts
 from llamacli.checkpoints.keys import general_keys, settings_of
 from llamacli.checkpoints.layout import Checkpoint, Settings
 from llamacli.checkpoints.safetensors import SafetensorsFile, as_float
@@ -109,9 +109,9 @@ class PeftAdapter:
                     raise ModelFormatError(f"{self.path / _WEIGHTS}: changes of {target} cannot be converted")
                 left = a.T if target == "token_embd.weight" else a
                 if conversion and conversion.columns:
-                    left = conversion.apply(left, settings)
+                    left = conversion.apply(left, in_block(settings, target))
                 elif conversion:
-                    rows = conversion.apply(rows, settings)
+                    rows = conversion.apply(rows, in_block(settings, target))
                 found[target] = (left, rows)
         names.check()
         return found

@@ -80,19 +80,19 @@ def _log_multiplier(settings: Settings) -> float | None:
     return None if multiplier is None else 0.1 * multiplier
 
 
-def _latent_heads(settings: Settings) -> list[int]:
+def latent_heads(settings: Settings) -> list[int]:
     """Heads of keys and values, one in layers with latent attention."""
     latent = settings["linear_attn_config"]["full_attn_layers"]
     return [int(i + 1 in latent) for i in range(settings["num_hidden_layers"])]
 
 
-def _indexed(settings: Settings) -> list[bool] | None:
+def indexed(settings: Settings) -> list[bool] | None:
     """Layers that choose cells themselves."""
     kinds = settings.get("indexer_types")
     return None if kinds is None else [kind == "full" for kind in kinds]
 
 
-def _glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
+def glm_tokens(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]:
     """Special tokens that folders of GLM name by their texts only."""
     ids = {added["content"]: int(number) for number, added in tokenizer.get("added_tokens_decoder", {}).items()}
     texts = {"bos": "[gMASK]", "eot": "<|user|>", "unknown": "<|endoftext|>", "eom": "<|observation|>"}
@@ -195,9 +195,9 @@ _DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": lambda settings: settings["num_attention_heads"],
     "moe_intermediate_size": field("intermediate_size"),
 }  # fmt: skip
-_PRE = ("deepseek-v3", "deepseek-llm")
+PRE = ("deepseek-v3", "deepseek-llm")
 
-_LATENT = Checkpoint(
+LATENT = Checkpoint(
     "deepseek2",
     (
         "DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration",
@@ -212,11 +212,11 @@ _LATENT = Checkpoint(
         "attention.value_length_mla": field("v_head_dim"),
     },
     _DEFAULTS | {"kv_lora_rank": 512},
-    pre=_PRE, drop=_left_out,
+    pre=PRE, drop=_left_out,
     whole={"kv_b_proj": ("k_b_proj", "v_b_proj")},
     convert={"attn_k_b.weight": Conversion(_keys, _keys_shape), "attn_v_b.weight": Conversion(_values, _values_shape)},
 )  # fmt: skip
-_TAPS = Conversion(
+TAPS = Conversion(
     lambda array, settings: array.reshape(1, array.shape[0], 1, array.shape[-1]),
     lambda shape, settings: (1, shape[0], 1, shape[-1]),
 )
@@ -227,7 +227,7 @@ _LING = Checkpoint(
         "vocab_size": field("vocab_size"), "ssm.conv_kernel": field("short_conv_kernel_size"),
         "kda.head_dim": field("head_dim"), "kda.safe_gate": _safe_gate,
         "kda.gate_lower_bound": field("kda_lower_bound", kind=float), "rope.dimension_count": field("qk_rope_head_dim"),
-        **{f"attention.{name}": _LATENT.keys[f"attention.{name}"] for name in (
+        **{f"attention.{name}": LATENT.keys[f"attention.{name}"] for name in (
             "q_lora_rank", "kv_lora_rank", "key_length", "key_length_mla", "value_length_mla")},
         "expert_feed_forward_length": field("moe_intermediate_size"),
         "expert_shared_feed_forward_length": field("moe_shared_expert_intermediate_size"),
@@ -246,8 +246,8 @@ _LING = Checkpoint(
             **{name: f"nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")},
         }.items()
     },
-    whole=_LATENT.whole,
-    convert=dict(_LATENT.convert) | {f"ssm_conv1d_{name}.weight": _TAPS for name in "qkv"} | {
+    whole=LATENT.whole,
+    convert=dict(LATENT.convert) | {f"ssm_conv1d_{name}.weight": TAPS for name in "qkv"} | {
         "ssm_a": Conversion(
             lambda array, settings: np.exp(array)[:, None], lambda shape, settings: (*shape, 1), computes=True
         ),
@@ -255,22 +255,22 @@ _LING = Checkpoint(
 )  # fmt: skip
 
 _LINEAR = attrs.evolve(
-    _LATENT, architecture="kimi-linear", classes=("KimiLinearForCausalLM", "KimiLinearModel"), drop=(),
+    LATENT, architecture="kimi-linear", classes=("KimiLinearForCausalLM", "KimiLinearModel"), drop=(),
     pre=("kimi-k2",), rename=((r"\.dt_bias$", ".dt_proj.bias"),),
-    keys={key: _LATENT.keys[key] for key in (
+    keys={key: LATENT.keys[key] for key in (
         "vocab_size", "expert_feed_forward_length", "leading_dense_block_count", "expert_weights_scale",
         "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length", "attention.key_length_mla",
         "attention.value_length_mla", "rope.dimension_count",
     )} | {
-        "attention.head_count_kv": _latent_heads, "expert_shared_count": field("num_shared_experts"),
+        "attention.head_count_kv": latent_heads, "expert_shared_count": field("num_shared_experts"),
         "ssm.conv_kernel": lambda settings: settings["linear_attn_config"]["short_conv_kernel_size"],
         "kda.head_dim": lambda settings: settings["linear_attn_config"]["head_dim"],
     },
-    convert={**_LATENT.convert, "ssm_a": MINUS_EXP, **{f"ssm_conv1d_{name}.weight": _TAPS for name in "qkv"}},
+    convert={**LATENT.convert, "ssm_a": MINUS_EXP, **{f"ssm_conv1d_{name}.weight": TAPS for name in "qkv"}},
 )  # fmt: skip
-_SPARSE = attrs.evolve(
-    _LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
-    keys=dict(_LATENT.keys) | {
+SPARSE = attrs.evolve(
+    LATENT, architecture="deepseek32", classes=("DeepseekV32ForCausalLM",), drop=(),
+    keys=dict(LATENT.keys) | {
         "block_count": n_blocks,
         "nextn_predict_layers": field("num_nextn_predict_layers"),
         "attention.indexer.head_count": field("index_n_heads"),
@@ -288,30 +288,30 @@ _SPARSE = attrs.evolve(
 )  # fmt: skip
 
 CHECKPOINTS = (
-    _LATENT,
+    LATENT,
     _LING,
     attrs.evolve(
         _LING, classes=("BailingMoeV3VLForConditionalGeneration",), drop=(r"^linear_proj\.",),
         keys=dict(_LING.keys) | {"rope.dimension_sections": _sections},
     ),
-    attrs.evolve(_LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=_glm_tokens),
+    attrs.evolve(LATENT, classes=("Glm4MoeLiteForCausalLM",), pre=("glm4", "chatglm-bpe"), tokenizer=glm_tokens),
     _LINEAR,
-    _SPARSE,
+    SPARSE,
     attrs.evolve(
-        _SPARSE, architecture="glm-dsa", classes=("GlmMoeDsaForCausalLM",), pre=("glm4", "chatglm-bpe"),
-        keys=dict(_SPARSE.keys) | {
+        SPARSE, architecture="glm-dsa", classes=("GlmMoeDsaForCausalLM",), pre=("glm4", "chatglm-bpe"),
+        keys=dict(SPARSE.keys) | {
             "rope.dimension_count":
             lambda settings: int(settings["qk_rope_head_dim"] * rope_of(settings).get("partial_rotary_factor", 1.0)),
-            "attention.indexer.types": _indexed,
+            "attention.indexer.types": indexed,
         },
         defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "kv_lora_rank": 512},
-        tokenizer=_glm_tokens,
+        tokenizer=glm_tokens,
     ),
     attrs.evolve(
-        _LATENT, architecture="hy_v4", classes=("HYV4ForCausalLM",), names="deepseek2",
-        pre=("hy_v4", *_PRE), float32=_hy4_float32,
+        LATENT, architecture="hy_v4", classes=("HYV4ForCausalLM",), names="deepseek2",
+        pre=("hy_v4", *PRE), float32=_hy4_float32,
         drop=lambda settings: (*_left_out(settings), r"^model\.mtp_layers\."),
-        keys=dict(_LATENT.keys) | {
+        keys=dict(LATENT.keys) | {
             "leading_dense_block_count": _hy4_dense, "expert_gating_func": 2, "expert_group_count": _groups("n_group"),
             "expert_group_used_count": _groups("topk_group"),
             "swiglu_clamp_exp": lambda settings: [float(settings["swiglu_limit"])] * settings["num_hidden_layers"]
@@ -339,12 +339,12 @@ CHECKPOINTS = (
             "attention.sliding_window":
             lambda settings: settings.get("sliding_window_size") or settings.get("sliding_window") or None,
         },
-        _DEFAULTS, pre=_PRE, drop=(r"sam_model|qwen2_model",),
+        _DEFAULTS, pre=PRE, drop=(r"sam_model|qwen2_model",),
     ),
     Checkpoint(
         "deepseek", ("DeepseekForCausalLM",),
         _EXPERT_KEYS | {"expert_weights_scale": 1.0, "rope.dimension_count": head_dim, "rope.scaling.type": "none"},
-        _DEFAULTS, ("sentencepiece", "bpe"), pre=_PRE, convert=INTERLEAVED,
+        _DEFAULTS, ("sentencepiece", "bpe"), pre=PRE, convert=INTERLEAVED,
     ),
 )  # fmt: skip
 

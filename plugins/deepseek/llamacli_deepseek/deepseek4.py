@@ -120,6 +120,7 @@ class DeepSeek4(Architecture):
             c.streams.add_tensors(block, c.n_embd)
             self.add_attention(block, c, c.ratios[i])
             block.add("ffn_norm", c.n_embd)
+            block.add_unused("exp_probs_b_vl", c.n_expert, kind="bias")  # for images
             if i < c.n_hash:
                 block.add_tensor("ffn_gate_tid2eid.weight", c.n_vocab, c.n_expert_used)
             else:

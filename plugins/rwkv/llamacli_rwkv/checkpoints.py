@@ -1,6 +1,5 @@
 """Hugging Face checkpoints of RWKV-6, QRWKV-6, RWKV-7 and ARWKV-7."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,7 @@ _FIVE = _fused(lambda settings: 5)
 
 def _rescaled(array: Any, settings: Settings) -> Any:
     """Outputs of layers, halved at every so many."""
-    block, step = int(re.findall(r"\d+", settings["tensor"])[0]), settings.get("rescale_every") or 0
+    block, step = settings["block"], settings.get("rescale_every") or 0
     return array / array.dtype.type(2 ** (block // step)) if step > 0 else array
 
 
