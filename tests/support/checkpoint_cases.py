@@ -715,6 +715,13 @@ def _openelm() -> Shapes:
     return found
 
 
+def _lfm25_audio() -> Shapes:
+    """Decoder of LFM2.5-Audio's codes, of a convolution and a layer with attention."""
+    shapes = checkpoint_models.cases()["lfm2"]["shapes"]
+    made = {f"lfm.{name.removeprefix('model.')}": shape for name, shape in shapes.items()}
+    return made | {"emb.emb.weight": (16, 64), "istft.window": (8,), "lin.weight": (34, 64), "lin.bias": (34,)}
+
+
 def _smallthinker() -> Shapes:
     """Shapes of two layers' routers and experts."""
     found: Shapes = {f"model.layers.{i}.block_sparse_moe.primary_router.weight": (4, 64) for i in range(2)}
@@ -1873,6 +1880,13 @@ CASES: dict[str, dict[str, Any]] = {
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
         tensors=_gptoss(packed=True), **_GPTOSS_OPTIONS,
     ),
+    "lfm25_audio": _case(
+        "Lfm25AudioTokenizer", "lfm2",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "layer_types": ["conv", "sliding_attention"], "sliding_window": 30,
+         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
+         "intermediate_size": 120, "block_ff_dim": 120, "output_size": 34},
+        tokenizer="none", without=".", tensors=_lfm25_audio(),
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -2002,6 +2016,8 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     path.mkdir()
     if "base" in case:
         write_checkpoint(folder, case["base"])
+    elif case["tokenizer"] == "none":
+        pass
     elif case["tokenizer"] == "sentencepiece":
         write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
     elif case["tokenizer"] == "wordpiece":

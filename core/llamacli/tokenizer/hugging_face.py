@@ -56,7 +56,8 @@ def vocabulary_keys(
 
     Kinds: "sentencepiece" (tokenizer.model), "byte_fallback" (BPE of tokenizer.json with bytes), "ranked" (its merges
     kept, as Gemma 4's files have them), "bpe" (byte-level), "wordpiece", "unigram" (spiece.model), "fairseq"
-    (sentencepiece.bpe.model, or Unigram of tokenizer.json) and "scored" (tokenizer.jsonl, PLaMo's tokens with scores).
+    (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored" (tokenizer.jsonl, PLaMo's tokens with scores) and
+    "none" (a model without texts).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -347,6 +348,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "bpe": (_is_bpe, _bpe),
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
+    "none": (lambda folder: True, lambda folder, config, pre: {"tokenizer.ggml.model": "none"}),
     "scored": (_is_scored, _scored),
     "fairseq": (_is_fairseq, _fairseq),
 }
