@@ -106,7 +106,7 @@ class CheckpointFile:
         if not isinstance(n_layer, int):
             raise ModelFormatError(f"{self._config_path}: num_hidden_layers is missing")
         self._sources = dict(self._targets(n_layer))
-        self.kind = kind or self._native()
+        self.kind = self._native() if kind is None else kind
         self.tensors = {name: self._info(name, source) for name, source in self._sources.items()}
         keys = general_keys(
             folder.path, checkpoint.architecture, {name: info.shape for name, info in self.tensors.items()},
