@@ -824,6 +824,21 @@ def _step() -> Shapes:
     return found | {f"{at}transformer.shared_head.output.weight": (320, 64)}
 
 
+def _talker() -> Shapes:
+    """Talker of Qwen3-TTS, its code predictor and the encoder of speakers."""
+    sizes = SIZES | {"head_dim": 16, "vocab_size": 3072}
+    found = {f"talker.{name}": shape for name, shape in decoder_shapes(sizes, qk_norm=16).items()}
+    found["talker.codec_head.weight"] = found.pop("talker.lm_head.weight")
+    found["talker.model.codec_embedding.weight"] = found.pop("talker.model.embed_tokens.weight")
+    for name, n_rows in (("fc1", 48), ("fc2", 64)):
+        found |= {f"talker.text_projection.linear_{name}.weight": (n_rows, 48),
+                  f"talker.text_projection.linear_{name}.bias": (n_rows,)}  # fmt: skip
+    return found | {
+        "talker.model.text_embedding.weight": (320, 48), "talker.code_predictor.lm_head.0.weight": (32, 64),
+        "speaker_encoder.blocks.0.conv.weight": (8, 8, 5),
+    }  # fmt: skip
+
+
 def _plamo(*, mamba: bool) -> Shapes:
     """Shapes of two layers, the first with `mamba`."""
     found: Shapes = {}
@@ -1827,6 +1842,15 @@ CASES: dict[str, dict[str, Any]] = {
             "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_index_dim": 32, "sparse_topk_blocks": 16,
                                         "sparse_block_size": 32, "sparse_local_block": 1}}},
         "shapes": _minimax(),
+    },
+    "qwen3tts": {
+        "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "tokenizer": "qwen2",
+        "config": {"tts_bos_token_id": 5, "speaker_encoder_config": {}, "talker_config": SIZES | {
+            "head_dim": 16, "rope_theta": 1e6, "vocab_size": 3072, "text_vocab_size": 320, "text_hidden_size": 48,
+            "hidden_act": "silu", "codec_eos_token_id": 2150, "codec_bos_id": 2149, "spk_id": {"some": 3000},
+            "codec_language_id": {"english": 2050},
+            "rope_scaling": {"interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default"}}},
+        "shapes": _talker(), "differs": (r"^token_embd\.weight$",),
     },
     "mimo2": _case(
         "MiMoV2FlashForCausalLM", "mimo_v2",

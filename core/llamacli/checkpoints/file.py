@@ -134,6 +134,8 @@ class CheckpointFile:
             path, checkpoint = base[0].path, base[1]
             settings = settings_of(base[0].config, checkpoint, f"{path}/config.json")
         n_vocab = settings.get("vocab_size")
+        if "text_vocab_size" in settings:
+            settings = settings | {"vocab_size": settings["text_vocab_size"]}
         if isinstance(n_vocab, int) and "pad_vocab_size_multiple" in checkpoint.defaults:
             settings = settings | {"vocab_size": n_vocab + -n_vocab % settings["pad_vocab_size_multiple"]}
         kind, keys = vocabulary_keys(path, settings, checkpoint.vocabulary, checkpoint.pre)
@@ -271,7 +273,8 @@ class CheckpointFile:
 
     def _is_left_out(self, name: str) -> bool:
         plain = name.replace("language_model.", "")
-        return bool(_SKIPPED.search(plain)) or any(re.search(pattern, name) for pattern in self._drop)
+        is_skipped = _SKIPPED.search(plain) and not re.search(self._checkpoint.keep, name)
+        return bool(is_skipped) or any(re.search(pattern, name) for pattern in self._drop)
 
     def _where(self, name: str) -> str:
         return f"{self._folder.entries[name].path}: tensor {name!r}"

@@ -17,7 +17,8 @@ from llamacli.errors import ModelFormatError
 from llamacli.util.files import read_json
 
 _INDEX = "model.safetensors.index.json"
-_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "transformer_layer_config")
+_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "transformer_layer_config",
+         "talker_config")  # fmt: skip
 """Fields of config.json with the fields of a language model."""
 
 

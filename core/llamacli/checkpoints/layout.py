@@ -51,6 +51,7 @@ class Checkpoint:
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
       block, where the map has none.
+    - `keep`: regex of tensors that are read though their names are those of other modalities.
     - `names`: the architecture whose names in gguf's map tensors have, where it is not their own.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
@@ -80,6 +81,7 @@ class Checkpoint:
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
     names: str = ""
+    keep: str = r"(?!)"
     float32: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
     is_draft: bool = False
 
