@@ -943,6 +943,21 @@ def _jina() -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _pocket() -> Shapes:
+    """Backbone of Pocket TTS, and of its decoders a few tensors."""
+    found: Shapes = {"flow_lm.conditioner.embed.weight": (32, 64), "flow_lm.bos_emb": (8,),
+                     "flow_lm.bos_before_voice": (1, 1, 64), "flow_lm.input_linear.weight": (64, 8),
+                     "flow_lm.out_eos.weight": (1, 64), "mimi.quantizer.output_proj.weight": (64, 8, 1)}  # fmt: skip
+    norms = ["out_norm", *(f"transformer.layers.{i}.norm{n}" for i in range(2) for n in (1, 2))]
+    found |= {f"flow_lm.{norm}.{kind}": (64,) for norm in norms for kind in ("weight", "bias")}
+    for i in range(2):
+        for name, shape in (("self_attn.in_proj", (192, 64)), ("self_attn.out_proj", (64, 64)),
+                            ("linear1", (96, 64)), ("linear2", (64, 96))):  # fmt: skip
+            found[f"flow_lm.transformer.layers.{i}.{name}.weight"] = shape
+    encoder = "mimi.encoder_transformer.transformer.layers.0."
+    return found | {f"{encoder}norm1.weight": (64,), f"{encoder}linear1.weight": (96, 64)}
+
+
 def _neo() -> dict[str, tuple[int, ...]]:
     """Shapes of two layers and of a head for masked tokens."""
     found: dict[str, tuple[int, ...]] = {"model.encoder.weight": (96, 64), "model.layer_norm.weight": (64,)}
@@ -1946,6 +1961,10 @@ CASES: dict[str, dict[str, Any]] = {
                             "moe_every_n_layers": 2},
         "shapes": _nomic_experts(), "pooling": "mean_tokens", "differs": (r"\.context_length$",),
     },
+    "pockettts": {
+        "architectures": ["PocketTTSModel"], "model_type": "pockettts", "tokenizer": "pieces", "config": None,
+        "shapes": _pocket(),
+    },
     "jina_bert": {
         "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "tokenizer": "wordpiece", "shapes": _jina(),
         "config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -2046,6 +2065,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
+    elif case["tokenizer"] == "pieces":
+        write_unigram(path)
+        (path / "spiece.model").rename(path / "tokenizer.model")
+        (path / "tokenizer_config.json").unlink()
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
     elif case["tokenizer"] == "scored":
@@ -2059,9 +2082,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         if case.get("jinja"):
             (path / "chat_template.jinja").write_text(TEMPLATE)
     dtype = case.get("dtype", "BF16")
-    config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
-              "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config))
+    if case["config"] is not None:
+        config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
+                  "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip
+        (path / "config.json").write_text(json.dumps(config))
     if generation := case.get("generation"):
         (path / "generation_config.json").write_text(json.dumps(generation))
     if pooling := case.get("pooling"):

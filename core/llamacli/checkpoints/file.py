@@ -95,6 +95,7 @@ class CheckpointFile:
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
         config |= {"modules": folder.modules, "numbers": folder.numbers}
+        config["shapes"] = {name: entry.shape for name, entry in folder.entries.items()}
         config["generation"] = read_json(folder.path / "generation_config.json")
         config["base"] = base[0].config if base else {}
         self._settings = settings_of(config, checkpoint, self._config_path)
@@ -118,7 +119,7 @@ class CheckpointFile:
         self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
         header = packed_header(list(self._pairs.values()), [])
         self.metadata = parse_header(header, str(folder.path)).metadata
-        self.paths = [folder.path / "config.json", *folder.files]
+        self.paths = [*folder.path.glob("config.json"), *folder.files]
 
     @property
     def file_type(self) -> str:

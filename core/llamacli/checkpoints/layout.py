@@ -14,9 +14,9 @@ Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
-`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, or a slice of its
-rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type, `generation` the fields of
-generation_config.json, `base` those of the model of a draft head."""
+`tensor_names` are the names of the folder's tensors, `shapes` their shapes, `numbers` a function that returns one of
+them, or a slice of its rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type,
+`generation` the fields of generation_config.json, `base` those of the model of a draft head."""
 Shape = tuple[int, ...]
 
 
