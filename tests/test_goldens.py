@@ -99,7 +99,8 @@ def test_auto_is_close_to_llama_cpp(variant: str, load_tiny: LoadTiny) -> None:
     golden, logits = Golden.load(variant), all_logits(load_tiny(variant, "auto"))
     check_close(golden, logits)
     least = 0 if variant in FLAT else 10
-    check_top1(golden, logits, gap=0.3 * logits.std(), least=least)  # three times what CLOSE allows for
+    gap = 0.3 * logits[np.isfinite(logits)].std()  # three times what CLOSE allows for
+    check_top1(golden, logits, gap=gap, least=least)
 
 
 @pytest.mark.parametrize("variant", slow_but(REPRESENTATIVES, EVERY))

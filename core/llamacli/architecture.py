@@ -204,6 +204,13 @@ class Architecture(abc.ABC):
         """
         return None
 
+    def dense(self, g: Graph, config: Any, weights: Weights) -> Value | None:
+        """Record the dense layers of a decoder's embeddings.
+
+        They map `g.previous_hidden(config.n_embd)`, the hidden state of a token. None, the default, is a file without.
+        """
+        return None
+
     def strips_after(self, metadata: Metadata, special: str) -> bool:
         """True if encoding strips white space after a special token (`rstrip`).
 
@@ -437,13 +444,26 @@ def trace_classifier(architecture: Architecture, config: Config, weights: Weight
 
     Raises PluginError for one that does not compute a score of each class from `g.previous_hidden`.
     """
-    graph = Graph()
+    graph, n = Graph(), max(1, len(config.labels))
     scores = architecture.classifier(graph, config, weights)
-    if scores is None:
+    return _of_states(f"classifier of {architecture.name!r}", graph, scores, n)
+
+
+def trace_dense(architecture: Architecture, config: Config, weights: Weights) -> Graph | None:
+    """Record the dense layers of embeddings, None without.
+
+    Raises PluginError for some that do not compute a vector from `g.previous_hidden`.
+    """
+    graph = Graph()
+    vector = architecture.dense(graph, config, weights)
+    return _of_states(f"dense of {architecture.name!r}", graph, vector, vector.width if vector else 0)
+
+
+def _of_states(part: str, graph: Graph, result: Value | None, width: int) -> Graph | None:
+    if result is None:
         return None
-    part, n = f"classifier of {architecture.name!r}", max(1, len(config.labels))
-    if graph.ops[-1].out is not scores or scores.width != n:
-        raise PluginError(f"{part} must end in the op that computes its {n} scores, not {scores.width}")
+    if graph.ops[-1].out is not result or result.width != width:
+        raise PluginError(f"{part} must end in the op that computes its {width} numbers, not {result.width}")
     if not graph.reads_hidden or graph.recurrent or graph.states:
         raise PluginError(f"{part} must read g.previous_hidden, and have neither attention nor recurrent states")
     if unread := graph.unread():

@@ -25,12 +25,13 @@ from llamacli.architecture import (
     trace_block_head,
     trace_cache_head,
     trace_classifier,
+    trace_dense,
     trace_head,
     trace_nextn,
 )
 from llamacli.engine import Engine, LoadMode, Program, Prompts, QuantMode, default_engine, jit_disabled
 from llamacli.engine.adapters import AdaptersLike, checked_scale
-from llamacli.engine.classifier import Classifier
+from llamacli.engine.classifier import Classifier, Dense
 from llamacli.engine.compiled_model import CompiledModel, KVTypes
 from llamacli.engine.heads import Head
 from llamacli.engine.memory import Need, stays_on_disk
@@ -94,10 +95,11 @@ class Model(CompiledModel, contextlib.AbstractContextManager["Model"]):
     - `identity`: digest of its weights and metadata; saved states of other models are refused.
     - `prefix_cache_bytes`: size limit of the prefix cache, in bytes.
     - `adapters`: LoRA adapters of new sessions, with their scales.
-    - `classifier`: head of a reranker, None without one.
+    - `classifier`: head of a reranker, None without one; `dense`: layers behind hidden states for embeddings.
     """
 
     classifier: Classifier | None = None
+    dense: Dense | None = None
 
     def __init__(
         self,
@@ -557,10 +559,10 @@ def load_model(
                 mapped = stays_on_disk(LoadMode(load), Need.of(graph, file, mode), file.path, can_map=can_map)
             compiler = default_engine(threads, name, prompts, mapped=mapped)
         with plugin_errors(f"architecture {architecture.name!r}"):
-            head = trace_classifier(architecture, config, weights)
+            head, dense = (make(architecture, config, weights) for make in (trace_classifier, trace_dense))
         tokenizer = _tokenizer_of(file.metadata, architecture)
         _check_vocabulary(file, config, tokenizer)
-        heads = {tensor.name for op in head.ops for tensor in op.tensors()} if head else set[str]()
+        heads = {tensor.name for part in (head, dense) if part for op in part.ops for tensor in op.tensors()}
         _check_all_read(file, graph, table.unused | table.ignored(file) | heads)
         watched = WatchedFile(file, progress or (lambda done, n_bytes: None))
         _expect_read(file.metadata, overridden)
@@ -581,12 +583,13 @@ def load_model(
             )
         softmax = architecture.classifier_softmax
         classifier = Classifier.load(head, watched, softmax=softmax) if head else None
+        layers = Dense.load(dense, watched) if dense else None
         watched.done()
     finally:
         file.close()
     shapes = {name: info.shape for name, info in file.tensors.items()}
     model = Model(config, tokenizer, file.metadata, program, mode, plugins, model_id, shapes)
-    model.classifier = classifier
+    model.classifier, model.dense = classifier, layers
     if table.has_nextn and any(".nextn." in name for name in shapes):
         model._load_nextn = partial(
             _load_nextn, Path(path).absolute(), plugins, architecture, config, table, model_id, key, overrides or {}

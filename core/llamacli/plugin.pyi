@@ -39,6 +39,7 @@ from llamacli.ops.activations import gelu_erf as gelu_erf
 from llamacli.ops.activations import gelu_quick as gelu_quick
 from llamacli.ops.activations import relu as relu
 from llamacli.ops.activations import identity as identity
+from llamacli.ops.activations import never as never
 from llamacli.ops.activations import relu_squared as relu_squared
 from llamacli.ops.activations import sigmoid as sigmoid
 from llamacli.ops.activations import silu as silu

@@ -226,6 +226,25 @@ def test_masked_modernbert(tmp_path: Path, plugins: Plugins) -> None:
     assert not any(name.startswith(("cls", "decoder")) for name in plugins.open_folder(folder).tensors)
 
 
+def test_embeddings_of_speech(tmp_path: Path, plugins: Plugins) -> None:
+    """Embeddings of texts behind Qwen3-TTS's network, those of codes as they are."""
+    file = plugins.open_folder(cases.write_checkpoint(tmp_path, "qwen3tts"), TensorType.F32)
+
+    def values(name: str) -> np.ndarray:
+        shape = cases.CASES["qwen3tts"]["shapes"][f"talker.{name}"]
+        bits = np.frombuffer(cases.encoded(cases.random_values(f"talker.{name}", shape), "BF16"), "<u2")
+        return (bits.astype(np.uint32) << 16).view(np.float32).reshape(shape).astype(np.float64)
+
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ values(f"text_projection.{name}.weight").T + values(f"text_projection.{name}.bias")
+
+    hidden = linear("linear_fc1", values("model.text_embedding.weight"))
+    expected = linear("linear_fc2", hidden / (1 + np.exp(-hidden)))
+    found = file.data("token_embd.weight").view(np.float32)
+    np.testing.assert_allclose(found[:320], expected, atol=1e-6)
+    np.testing.assert_array_equal(found[320:], values("model.codec_embedding.weight"))
+
+
 def test_dense_layers_of_embeddings(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "lfm2_embedding")
     path = folder / "modules.json"

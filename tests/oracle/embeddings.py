@@ -19,7 +19,18 @@ from oracle.goldens import DIRECTORY, TOKENS
 
 GOLDEN, ENCODERS_GOLDEN = DIRECTORY / "embeddings.npz", DIRECTORY / "encoders.npz"
 CLASSIFIERS_GOLDEN = DIRECTORY / "classifiers.npz"
-VARIANTS = ("gqa", "tied", "moe_4_1", "gemma2", "gemma4", "gptoss_gqa", "phi3_gqa", "qwen2_output_bias", "qwen3_gqa")
+VARIANTS = (
+    "gqa",
+    "tied",
+    "moe_4_1",
+    "gemma2",
+    "gemma4",
+    "gptoss_gqa",
+    "lfm2_dense",
+    "phi3_gqa",
+    "qwen2_output_bias",
+    "qwen3_gqa",
+)
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}
 """Numbers that llama.cpp and files have for them, by name."""
 RANK = {"rank": 4}
@@ -47,7 +58,7 @@ def _embed(path: Path, pooling: int) -> npt.NDArray[np.float32]:
     if (llama_cpp.llama_encode if encodes else llama_cpp.llama_decode)(context, batch):
         raise SystemExit(f"the peer does not embed with {path}")
     is_rank = pooling == RANK["rank"]
-    n_embd = (llama_cpp.llama_model_n_cls_out if is_rank else llama_cpp.llama_model_n_embd)(model)
+    n_embd = (llama_cpp.llama_model_n_cls_out if is_rank else llama_cpp.llama_model_n_embd_out)(model)
     if pooling:
         vectors = np.array(llama_cpp.llama_get_embeddings_seq(context, 0)[:n_embd], np.float32)
     else:

@@ -89,8 +89,14 @@ def sha256(path: Path) -> str:
 
 
 def nmse(expected: npt.NDArray[np.float32], actual: npt.NDArray[np.float32]) -> float:
-    """Normalised mean squared error: mean((e - a)^2) / mean(e^2)."""
-    expected = expected.astype(np.float64)
+    """Normalised mean squared error: mean((e - a)^2) / mean(e^2).
+
+    That of the finite numbers; infinite where the others are not equal.
+    """
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], actual[~finite]):
+        return np.inf
+    expected, actual = expected[finite].astype(np.float64), actual[finite]
     return float(np.square(expected - actual).sum() / np.square(expected).sum())
 
 

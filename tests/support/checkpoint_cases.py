@@ -857,6 +857,13 @@ def _openelm() -> Shapes:
     return found
 
 
+def _lfm25_audio() -> Shapes:
+    """Decoder of LFM2.5-Audio's codes, of a convolution and a layer with attention."""
+    shapes = checkpoint_models.cases()["lfm2"]["shapes"]
+    made = {f"lfm.{name.removeprefix('model.')}": shape for name, shape in shapes.items()}
+    return made | {"emb.emb.weight": (16, 64), "istft.window": (8,), "lin.weight": (34, 64), "lin.bias": (34,)}
+
+
 def _smallthinker() -> Shapes:
     """Shapes of two layers' routers and experts."""
     found: Shapes = {f"model.layers.{i}.block_sparse_moe.primary_router.weight": (4, 64) for i in range(2)}
@@ -957,6 +964,21 @@ def _step() -> Shapes:
     found |= _network("model.layers.1.share_expert.", 64, 32) | {f"{at}eh_proj.weight": (64, 128)}
     found |= {f"{at}{name}.weight": (64,) for name in ("enorm", "hnorm", "transformer.shared_head.norm")}
     return found | {f"{at}transformer.shared_head.output.weight": (320, 64)}
+
+
+def _talker() -> Shapes:
+    """Talker of Qwen3-TTS, its code predictor and the encoder of speakers."""
+    sizes = SIZES | {"head_dim": 16, "vocab_size": 3072}
+    found = {f"talker.{name}": shape for name, shape in decoder_shapes(sizes, qk_norm=16).items()}
+    found["talker.codec_head.weight"] = found.pop("talker.lm_head.weight")
+    found["talker.model.codec_embedding.weight"] = found.pop("talker.model.embed_tokens.weight")
+    for name, n_rows in (("fc1", 48), ("fc2", 64)):
+        found |= {f"talker.text_projection.linear_{name}.weight": (n_rows, 48),
+                  f"talker.text_projection.linear_{name}.bias": (n_rows,)}  # fmt: skip
+    return found | {
+        "talker.model.text_embedding.weight": (320, 48), "talker.code_predictor.lm_head.0.weight": (32, 64),
+        "speaker_encoder.blocks.0.conv.weight": (8, 8, 5),
+    }  # fmt: skip
 
 
 def _plamo(*, mamba: bool) -> Shapes:
@@ -1126,6 +1148,21 @@ def _jina() -> dict[str, tuple[int, ...]]:
         found |= {f"{mlp}layernorm.{kind}": (64,) for kind in ("weight", "bias")}
         found |= {f"{mlp}gated_layers.weight": (192, 64), f"{mlp}wo.weight": (64, 96), f"{mlp}wo.bias": (64,)}
     return found
+
+
+def _pocket() -> Shapes:
+    """Backbone of Pocket TTS, and of its decoders a few tensors."""
+    found: Shapes = {"flow_lm.conditioner.embed.weight": (32, 64), "flow_lm.bos_emb": (8,),
+                     "flow_lm.bos_before_voice": (1, 1, 64), "flow_lm.input_linear.weight": (64, 8),
+                     "flow_lm.out_eos.weight": (1, 64), "mimi.quantizer.output_proj.weight": (64, 8, 1)}  # fmt: skip
+    norms = ["out_norm", *(f"transformer.layers.{i}.norm{n}" for i in range(2) for n in (1, 2))]
+    found |= {f"flow_lm.{norm}.{kind}": (64,) for norm in norms for kind in ("weight", "bias")}
+    for i in range(2):
+        for name, shape in (("self_attn.in_proj", (192, 64)), ("self_attn.out_proj", (64, 64)),
+                            ("linear1", (96, 64)), ("linear2", (64, 96))):  # fmt: skip
+            found[f"flow_lm.transformer.layers.{i}.{name}.weight"] = shape
+    encoder = "mimi.encoder_transformer.transformer.layers.0."
+    return found | {f"{encoder}norm1.weight": (64,), f"{encoder}linear1.weight": (96, 64)}
 
 
 def _neo() -> dict[str, tuple[int, ...]]:
@@ -2154,6 +2191,15 @@ CASES: dict[str, dict[str, Any]] = {
                                         "sparse_block_size": 32, "sparse_local_block": 1}}},
         "shapes": _minimax(),
     },
+    "qwen3tts": {
+        "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "tokenizer": "qwen2",
+        "config": {"tts_bos_token_id": 5, "speaker_encoder_config": {}, "talker_config": SIZES | {
+            "head_dim": 16, "rope_theta": 1e6, "vocab_size": 3072, "text_vocab_size": 320, "text_hidden_size": 48,
+            "hidden_act": "silu", "codec_eos_token_id": 2150, "codec_bos_id": 2149, "spk_id": {"some": 3000},
+            "codec_language_id": {"english": 2050},
+            "rope_scaling": {"interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default"}}},
+        "shapes": _talker(), "differs": (r"^token_embd\.weight$",),
+    },
     "mimo2": _case(
         "MiMoV2FlashForCausalLM", "mimo_v2",
         {"head_dim": 48, "v_head_dim": 32, "swa_head_dim": 48, "swa_v_head_dim": 32, "swa_num_attention_heads": 4,
@@ -2206,6 +2252,13 @@ CASES: dict[str, dict[str, Any]] = {
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
         tensors=_gptoss(packed=True), **_GPTOSS_OPTIONS,
     ),
+    "lfm25_audio": _case(
+        "Lfm25AudioTokenizer", "lfm2",
+        {"norm_eps": 1e-5, "conv_L_cache": 3, "layer_types": ["conv", "sliding_attention"], "sliding_window": 30,
+         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32, "rope_theta": 1e6,
+         "intermediate_size": 120, "block_ff_dim": 120, "output_size": 34},
+        tokenizer="none", without=".", tensors=_lfm25_audio(),
+    ),
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
@@ -2240,6 +2293,10 @@ CASES: dict[str, dict[str, Any]] = {
                             "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_top_k": 2,
                             "moe_every_n_layers": 2},
         "shapes": _nomic_experts(), "pooling": "mean_tokens", "differs": (r"\.context_length$",),
+    },
+    "pockettts": {
+        "architectures": ["PocketTTSModel"], "model_type": "pockettts", "tokenizer": "pieces", "config": None,
+        "shapes": _pocket(),
     },
     "jina_bert": {
         "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "tokenizer": "wordpiece", "shapes": _jina(),
@@ -2341,10 +2398,16 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     path.mkdir()
     if "base" in case:
         write_checkpoint(folder, case["base"])
+    elif case["tokenizer"] == "none":
+        pass
     elif case["tokenizer"] == "sentencepiece":
         write_sentencepiece(path, jinja=case.get("jinja", False), added=case.get("added"), more=case.get("more", ()))
     elif case["tokenizer"] == "wordpiece":
         write_word_piece(path)
+    elif case["tokenizer"] == "pieces":
+        write_unigram(path)
+        (path / "spiece.model").rename(path / "tokenizer.model")
+        (path / "tokenizer_config.json").unlink()
     elif case["tokenizer"] == "unigram":
         write_unigram(path)
     elif case["tokenizer"] == "tiktoken":
@@ -2362,9 +2425,10 @@ def write_checkpoint(folder: Path, name: str) -> Path:
         if case.get("jinja"):
             (path / "chat_template.jinja").write_text(TEMPLATE)
     dtype = case.get("dtype", "BF16")
-    config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
-              "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config))
+    if case["config"] is not None:
+        config = {"architectures": case["architectures"], "model_type": case["model_type"], **case["config"],
+                  "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}  # fmt: skip
+        (path / "config.json").write_text(json.dumps(config))
     if generation := case.get("generation"):
         (path / "generation_config.json").write_text(json.dumps(generation))
     if pooling := case.get("pooling"):

@@ -96,6 +96,7 @@ class CheckpointFile:
         self._config_path = f"{folder.path}/config.json"
         config = folder.config | {"tensor_names": tuple(folder.entries), "pooling": folder.pooling}
         config |= {"modules": folder.modules, "numbers": folder.numbers}
+        config["shapes"] = {name: entry.shape for name, entry in folder.entries.items()}
         config["generation"] = read_json(folder.path / "generation_config.json")
         config["base"] = base[0].config if base else {}
         self._settings = settings_of(config, checkpoint, self._config_path)
@@ -108,7 +109,7 @@ class CheckpointFile:
         if not isinstance(n_layer, int):
             raise ModelFormatError(f"{self._config_path}: num_hidden_layers is missing")
         self._sources = dict(self._targets(n_layer))
-        self.kind = kind or self._native()
+        self.kind = self._native() if kind is None else kind
         self.tensors = {name: self._info(name, source) for name, source in self._sources.items()}
         keys = general_keys(
             folder.path, checkpoint.architecture, {name: info.shape for name, info in self.tensors.items()},
@@ -120,7 +121,7 @@ class CheckpointFile:
         self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
         header = packed_header(list(self._pairs.values()), [])
         self.metadata = parse_header(header, str(folder.path)).metadata
-        self.paths = [folder.path / "config.json", *folder.files]
+        self.paths = [*folder.path.glob("config.json"), *folder.files]
 
     @property
     def file_type(self) -> str:
@@ -136,6 +137,8 @@ class CheckpointFile:
             path, checkpoint = base[0].path, base[1]
             settings = settings_of(base[0].config, checkpoint, f"{path}/config.json")
         n_vocab = settings.get("vocab_size")
+        if "text_vocab_size" in settings:
+            settings = settings | {"vocab_size": settings["text_vocab_size"]}
         if isinstance(n_vocab, int) and "pad_vocab_size_multiple" in checkpoint.defaults:
             settings = settings | {"vocab_size": n_vocab + -n_vocab % settings["pad_vocab_size_multiple"]}
         kind, keys = vocabulary_keys(path, settings, checkpoint.vocabulary, checkpoint.pre)
@@ -288,7 +291,8 @@ class CheckpointFile:
 
     def _is_left_out(self, name: str) -> bool:
         plain = name.replace("language_model.", "")
-        return bool(_SKIPPED.search(plain)) or any(re.search(pattern, name) for pattern in self._drop)
+        is_skipped = _SKIPPED.search(plain) and not re.search(self._checkpoint.keep, name)
+        return bool(is_skipped) or any(re.search(pattern, name) for pattern in self._drop)
 
     def _where(self, name: str) -> str:
         return f"{self._folder.entries[name].path}: tensor {name!r}"

@@ -17,8 +17,13 @@ from llamacli.errors import ModelFormatError
 from llamacli.util.files import read_json
 
 _INDEX = "model.safetensors.index.json"
-_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "transformer_layer_config")
+_TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "transformer_layer_config",
+         "talker_config")  # fmt: skip
 """Fields of config.json with the fields of a language model."""
+
+
+_NAMED = {"flow_lm.bos_emb": "PocketTTSModel"}
+"""Classes of folders without config.json, by a tensor."""
 
 
 class Folder:
@@ -30,9 +35,8 @@ class Folder:
 
     def __init__(self, path: Path):
         self.path = path
-        if not (path / "config.json").is_file():
-            raise ModelFormatError(f"{path}: {self._without_config()}")
-        self.raw = read_json(path / "config.json")
+        self._files: dict[Path, SafetensorsFile] = {}
+        self.raw = read_json(path / "config.json") or self._guessed()
         places = (self.raw.get("thinker_config"), self.raw)
         inner: dict[str, Any] = next(
             (place[field] for place in places if place for field in _TEXT if isinstance(place.get(field), dict)), {}
@@ -45,7 +49,15 @@ class Folder:
                 f'["{str(self.raw.get("model_type", "name")).title()}ForCausalLM"]'
             )
         self.classes: list[str] = classes
-        self._files: dict[Path, SafetensorsFile] = {}
+
+    def _guessed(self) -> dict[str, Any]:
+        """Fields of a folder without config.json."""
+        if (self.path / "config.json").is_file():
+            return {}
+        tensors = self.entries if any(self.path.glob("model*.safetensors")) else {}
+        if found := [name for tensor, name in _NAMED.items() if tensor in tensors]:
+            return {"architectures": found}
+        raise ModelFormatError(f"{self.path}: {self._without_config()}")
 
     def _without_config(self) -> str:
         names = sorted(entry.name for entry in self.path.iterdir())

@@ -14,9 +14,9 @@ Array = npt.NDArray[Any]
 Settings = Mapping[str, Any]
 """Fields of config.json, with those of its text_config and the defaults.
 
-`tensor_names` are the names of the folder's tensors, `numbers` a function that returns one of them, or a slice of its
-rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type, `generation` the fields of
-generation_config.json, `base` those of the model of a draft head, `tensor` the GGUF name of what a conversion gets."""
+`tensor_names` are the names of the folder's tensors, `shapes` their shapes, `numbers` a function that returns one of
+them, or a slice of its rows, `pooling` GGUF's number of what modules.json names, `modules` its folders by type,
+`generation` the fields of generation_config.json, `base` those of the model of a draft head."""
 Shape = tuple[int, ...]
 
 
@@ -52,6 +52,7 @@ class Checkpoint:
     - `drop`: regexes of tensors that are not read; `rename`: regexes and their replacements before names are looked up
       in `gguf`'s map; both may be functions of the fields of config.json. `tensors`: GGUF names, with `{}` for the
       block, where the map has none.
+    - `keep`: regex of tensors that are read though their names are those of other modalities.
     - `names`: the architecture whose names in gguf's map tensors have, where it is not their own.
     - `split`: names for the parts of a tensor below each other in its last but one axis, by its regex. If they are
       `mixed`, its last axis, or the rows of MXFP4 blocks, has numbers of each part in turns.
@@ -83,6 +84,7 @@ class Checkpoint:
     variant: Callable[[Settings], Checkpoint] | None = None
     user_defined: tuple[str, ...] = ()
     names: str = ""
+    keep: str = r"(?!)"
     float32: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ()
     types: Mapping[str, str] = attrs.field(factory=dict)
     is_draft: bool = False

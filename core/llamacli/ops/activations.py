@@ -73,6 +73,11 @@ def relu_squared(v: Vocabulary, x: Any) -> Any:
     return positive * positive
 
 
+def never(v: Vocabulary, x: Any) -> Any:
+    """Minus infinity, for logits of tokens that cannot come next."""
+    return v.minimum(x, -math.inf)
+
+
 def sigmoid(v: Vocabulary, x: Any) -> Any:
     """1 / (1 + e^-x)."""
     return v.sigmoid(x)

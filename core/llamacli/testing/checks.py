@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from llamacli.architecture import Architecture, Config, trace, trace_classifier, trace_nextn
+from llamacli.architecture import Architecture, Config, trace, trace_classifier, trace_dense, trace_nextn
 from llamacli.errors import ModelFormatError
 from llamacli.gguf import Metadata, TensorInfo
 from llamacli.model import unread_keys
@@ -29,8 +29,8 @@ def check_tables(tiny: TinyModel) -> None:
     """Tables: every tensor and every key of a file is read."""
     metadata = tiny.metadata
     config, table, weights, graph = tiny.recorded(metadata)
-    head = trace_classifier(tiny.architecture, config, weights)
-    ops = [*graph.ops, *(head.ops if head else ())]
+    heads = (make(tiny.architecture, config, weights) for make in (trace_classifier, trace_dense))
+    ops = [op for part in (graph, *heads) if part for op in part.ops]
     read = (
         {tensor.name for op in ops for tensor in op.tensors()}
         | table.unused

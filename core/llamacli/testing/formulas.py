@@ -6,8 +6,14 @@ import numpy as np
 
 
 def nmse(value: np.ndarray, expected: np.ndarray) -> float:
-    """Normalized mean squared error: mean((value - expected)^2) / mean(expected^2)."""
-    expected = expected.astype(np.float64)
+    """Normalized mean squared error: mean((value - expected)^2) / mean(expected^2).
+
+    That of the finite numbers; infinite where the others are not equal.
+    """
+    finite = np.isfinite(expected)
+    if not np.array_equal(value[~finite], expected[~finite]):
+        return np.inf
+    value, expected = value[finite], expected[finite].astype(np.float64)
     return float(np.mean((value - expected) ** 2) / max(np.mean(expected**2), 1e-300))
 
 

@@ -62,8 +62,8 @@ def vocabulary_keys(
     Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
     tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
     "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored"
-    (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV World) and "tiktoken" (qwen.tiktoken,
-    tokens with ranks).
+    (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV World), "tiktoken" (qwen.tiktoken,
+    tokens with ranks) and "none" (a model without texts).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -447,6 +447,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "bpe": (_is_bpe, _bpe),
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
+    "none": (lambda folder: True, lambda folder, config, pre: {"tokenizer.ggml.model": "none"}),
     "scored": (_is_scored, _scored),
     "rwkv": (_is_rwkv, _rwkv),
     "tiktoken": (_is_tiktoken, _tiktoken),

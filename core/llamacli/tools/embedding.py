@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.engine import Chunk, QuantMode, evaluate
-from llamacli.engine.classifier import Classifier
+from llamacli.engine.classifier import Classifier, Dense
 from llamacli.errors import ContextOverflowError, InvalidRequestError, ModelFormatError
 from llamacli.graph import Graph
 from llamacli.kv import N_BATCH, KVSequence
@@ -59,19 +59,21 @@ class Pooler:
     """Pooling of a model's hidden states.
 
     `default` is that of the file, else the mean.
-    `state` is the pooling before the `classifier` head, which is None in models without one.
+    `state` is the pooling before the `classifier` head, which is None in models without one. `dense` are layers for
+    the states that other poolings take.
     """
 
     default: Pooling
     state: Pooling = Pooling.CLS
     classifier: Classifier | None = None
+    dense: Dense | None = None
 
     @classmethod
     def of(cls, model: Model) -> Pooler:
         """Pooler of a model; ModelFormatError for a file whose pooling is unknown."""
         first_or_last = Pooling.CLS if model.program.needs_whole_input else Pooling.LAST
         is_mean = model.config.classifier_pooling == _BY_NUMBER.index(Pooling.MEAN)
-        return cls(pooling_of(model), Pooling.MEAN if is_mean else first_or_last, model.classifier)
+        return cls(pooling_of(model), Pooling.MEAN if is_mean else first_or_last, model.classifier, model.dense)
 
     def needs_last_only(self, pooling: Pooling) -> bool:
         """True if the last token's hidden state is enough."""
@@ -86,6 +88,7 @@ class Pooler:
         Raises InvalidRequestError as it does, and for a rank without a classifier head.
         """
         if (pooling or self.default) is not Pooling.RANK:
+            states = self.dense.apply(states) if self.dense else states
             return pool_states(states, pooling or self.default, normalize=normalize)
         if self.classifier is None:
             raise InvalidRequestError("the model has no classifier head, so it cannot rank texts")
@@ -126,7 +129,8 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
 
     def __init__(self, model: Model, n_embd: int):
         self.model, self._pooler, self.tokenizer = model, Pooler.of(model), model.tokenizer
-        self.pooling, self.n_embd, self.labels = self._pooler.default, n_embd, model.config.labels
+        self.pooling, self.labels = self._pooler.default, model.config.labels
+        self.n_embd = model.dense.width if model.dense else n_embd
         n = model.context_size(min(model.config.n_ctx, model.program.max_positions or model.config.n_ctx))
         self.max_tokens = min(n, N_BATCH) if model.program.needs_whole_input else n
 

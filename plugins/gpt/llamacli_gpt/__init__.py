@@ -1,4 +1,4 @@
-"""GPT-2 and StarCoder2: pre-norm decoders with LayerNorm and an MLP without gate.
+"""GPT-2, StarCoder2, Pocket TTS: pre-norm decoders with LayerNorm, an MLP without gate.
 
 Radford et al. 2019 (GPT-2: learned positions), Lozhkov et al. 2024 (StarCoder2, arXiv:2402.19173: RoPE).
 """
@@ -16,7 +16,7 @@ LLAMACLI_API = 1
 
 @attrs.define(kw_only=True, on_setattr=attrs.setters.frozen)
 class GptConfig(Config):
-    """`rope` rotates halves of heads; without it, positions are learned."""
+    """Without `rope`, positions are learned."""
 
     rope: Rope | None = None
 
@@ -25,6 +25,7 @@ class Gpt2(Architecture):
     """`general.architecture = gpt2`."""
 
     name = "gpt2"
+    biases = True
 
     def configure(self, metadata: Metadata) -> GptConfig:
         """Read the hyperparameters."""
@@ -49,10 +50,10 @@ class Gpt2(Architecture):
             block.add_fused(
                 "attn_qkv", bias=True, attn_q=(n_q, c.n_embd), attn_k=(n_kv, c.n_embd), attn_v=(n_kv, c.n_embd)
             )
-            block.add("attn_output", c.n_embd, n_q, needs_bias=True)
+            block.add("attn_output", c.n_embd, n_q, needs_bias=self.biases)
             block.add("ffn_norm", c.n_embd, needs_bias=True)
-            block.add("ffn_up", c.n_ff, c.n_embd, needs_bias=True)
-            block.add("ffn_down", c.n_embd, c.n_ff, needs_bias=True)
+            block.add("ffn_up", c.n_ff, c.n_embd, needs_bias=self.biases)
+            block.add("ffn_down", c.n_embd, c.n_ff, needs_bias=self.biases)
         return table
 
     def forward(self, g: Graph, config: GptConfig, weights: Weights) -> Value:
@@ -76,19 +77,31 @@ class Gpt2(Architecture):
 
 
 class StarCoder2(Gpt2):
-    """`general.architecture = starcoder2`."""
+    """`general.architecture = starcoder2`: RoPE of halves of heads."""
 
     name = "starcoder2"
+    interleaved = False
 
     def configure(self, metadata: Metadata) -> GptConfig:
         """Read the hyperparameters."""
         common = Config.from_gguf(metadata, **self._norm(metadata))
-        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=False)
+        rope = Rope.from_gguf(metadata, self.name, common.head_dim, interleaved=self.interleaved)
         return GptConfig.from_gguf(metadata, rope=rope, **self._norm(metadata))
+
+
+class PocketTts(StarCoder2):
+    """`general.architecture = pockettts`: RoPE of pairs, linear layers without biases.
+
+    Its hidden states are what the decoder of frames of sound reads.
+    """
+
+    name = "pockettts"
+    biases = False
+    interleaved = True
 
 
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the family's architectures."""
-    for architecture in (Gpt2, StarCoder2, GptNeoX, StableLm):
+    for architecture in (Gpt2, StarCoder2, PocketTts, GptNeoX, StableLm):
         register(architecture())

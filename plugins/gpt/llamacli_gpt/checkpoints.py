@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from llamacli.plugin import TRANSPOSED, Checkpoint, Conversion, Settings, field, head_dim, hookimpl, rope_of
+from llamacli_gpt.checkpoints_speech import POCKET_TTS
 
 LLAMACLI_API = 1
 
@@ -152,6 +153,7 @@ CHECKPOINTS = (
         "starcoder2", ("Starcoder2ForCausalLM",), {}, {"norm_epsilon": 1e-5, "rope_theta": 10000.0},
         pre=("starcoder", "refact", "gpt-2"),
     ),
+    POCKET_TTS,
     Checkpoint(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
         {"rope.dimension_count": _rope_dims, "use_parallel_residual": _parallel,

@@ -12,10 +12,10 @@ from llamacli.engine import Engine, ReferenceEngine, default_engine
 from llamacli.plugins import ARCHITECTURES, Plugins
 from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
-from llamacli_gpt import Gpt2, StarCoder2
+from llamacli_gpt import Gpt2, PocketTts, StarCoder2
 from tiny_gpt import INERT, VARIANTS, write_gpt
 
-NAMES = ("gpt2", "starcoder2")
+NAMES = ("gpt2", "pockettts", "starcoder2")
 TOKENS = list(range(3, 43))
 
 
@@ -36,7 +36,7 @@ def load_tiny(tmp_path: Path, engine: Engine) -> Any:
     return load
 
 
-@parametrize_with_checks([Gpt2(), StarCoder2()], VARIANTS, inert=INERT, slow=pytest.mark.slow)
+@parametrize_with_checks([Gpt2(), PocketTts(), StarCoder2()], VARIANTS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 

@@ -1,4 +1,4 @@
-"""Tiny models of the GPT family: gpt2 and starcoder2."""
+"""Tiny models of the GPT family: gpt2, starcoder2 and pockettts."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,8 @@ def write_gpt(
     for i in range(n_layer):
         for name, shape in linears.items():
             shapes[f"blk.{i}.{name}.weight"] = shape
-            shapes[f"blk.{i}.{name}.bias"] = shape[:1]
+            if architecture != "pockettts":
+                shapes[f"blk.{i}.{name}.bias"] = shape[:1]
     prefixed = {f"{architecture}.{key}": value for key, value in keys.items()}
     common = {"tokenizer": tokenizer, "seed": architecture, "metadata": metadata}
     return write_model(path, architecture, prefixed, shapes, **common, **rest)
@@ -67,6 +68,7 @@ GPT: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gpt2_tied": {"tied": True},
     "gpt2_q8_0": {"type": "Q8_0"},
+    "pockettts": {"architecture": "pockettts", "tied": True},
     "starcoder2": _STARCODER,
     "starcoder2_mqa": _STARCODER | {"n_head_kv": 1, "tied": True},
     "starcoder2_q4_k": _STARCODER | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},

@@ -13,7 +13,7 @@ LLAMACLI_API = 1
 def _kv_heads(settings: Settings) -> list[int]:
     """Heads of keys and values by layer, none beside a convolution."""
     n_head_kv = int(settings["num_key_value_heads"])
-    return [n_head_kv if kind == "full_attention" else 0 for kind in settings["layer_types"]]
+    return [0 if kind == "conv" else n_head_kv for kind in settings["layer_types"]]
 
 
 def _width(settings: Settings) -> int:
@@ -50,6 +50,14 @@ CHECKPOINTS = (
     attrs.evolve(
         _LFM2, classes=("Lfm2Model",), rename=((r"^", "model."),),
         keys={**_LFM2.keys, "pooling_type": field("pooling"), "embedding_length_out": _output_width},
+    ),
+    attrs.evolve(
+        _LFM2, classes=("Lfm25AudioTokenizer",), vocabulary=("none",), rename=((r"^lfm\.", "model."),),
+        drop=(r"^istft\.window$", r"^emb\.emb"), tensors={"lin": "dense_2"},
+        keys={
+            **_LFM2.keys, "attention.sliding_window": field("sliding_window"),
+            "embedding_length_out": field("output_size"),
+        },
     ),
     Checkpoint(
         "lfm2moe", ("Lfm2MoeForCausalLM",),

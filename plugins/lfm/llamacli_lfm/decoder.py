@@ -29,7 +29,7 @@ class Lfm2Config(Config):
 
     `rope` rotates halves of heads (NeoX order). `heads_kv` are the heads of keys and values of each layer; layers with
     0 are convolutions over `n_taps` tokens. Attention sees the last `window` tokens, or all with None. The first
-    `n_dense` layers have no experts; experts are `n_ff_expert` wide.
+    `n_dense` layers have no experts; experts are `n_ff_expert` wide, embeddings `n_out`.
     """
 
     rope: Rope
@@ -38,6 +38,7 @@ class Lfm2Config(Config):
     n_dense: int
     window: int | None = None
     n_ff_expert: int = 0
+    n_out: int
     scoring: Scoring = Scoring.SIGMOID
 
 
@@ -67,6 +68,12 @@ class Lfm2(Architecture):
             rope=Rope.from_gguf(metadata, name, head_dim, interleaved=False),
             heads_kv=heads_kv,
             n_taps=metadata.get_int(f"{name}.shortconv.l_cache", minimum=2, maximum=64),
+            n_out=metadata.get_int(
+                f"{name}.embedding_length_out",
+                default=metadata.get_int(f"{name}.embedding_length"),
+                minimum=1,
+                maximum=1 << 20,
+            ),
             **self.read_layers(metadata, n_layer),
         )
 
@@ -81,6 +88,7 @@ class Lfm2(Architecture):
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("token_embd_norm", c.n_embd)  # the final norm
         table.add("output", c.n_vocab, c.n_embd, optional=True)
+        table.add("dense_2", c.n_out, c.n_embd, optional=True, bias=True)
         for i, n_head_kv in enumerate(c.heads_kv):
             block, n_q, n_kv = table.block(), c.n_head * c.head_dim, n_head_kv * c.head_dim
             block.add("attn_norm", c.n_embd)
@@ -116,8 +124,12 @@ class Lfm2(Architecture):
             h = g.rms_norm(x, block.attn_norm, c.rms_eps)
             x = x + (self.attention(g, c, block, h) if c.heads_kv[i] else self.convolution(g, c, block, h))
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
-            x = x + (self.dense(g, block, h) if i < c.n_dense else self.experts(g, c, block, h))
+            x = x + (self.network(g, block, h) if i < c.n_dense else self.experts(g, c, block, h))
         return g.linear(g.rms_norm(x, w.token_embd_norm, c.rms_eps), w.output or w.token_embd)
+
+    def dense(self, g: Graph, config: Lfm2Config, weights: Weights) -> Value | None:
+        """Dense layer of embeddings, `dense_2`."""
+        return g.linear(g.previous_hidden(config.n_embd), weights.dense_2) if weights.dense_2 else None
 
     def convolution(self, g: Graph, c: Lfm2Config, block: Params, h: Value) -> Value:
         """Short convolution with a gate before it and one behind it."""
@@ -134,7 +146,7 @@ class Lfm2(Architecture):
         kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=c.window)
         return g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
 
-    def dense(self, g: Graph, block: Params, h: Value) -> Value:
+    def network(self, g: Graph, block: Params, h: Value) -> Value:
         """SwiGLU feed-forward network."""
         return g.linear(g.swiglu(g.linear(h, block.ffn_gate), g.linear(h, block.ffn_up)), block.ffn_down)
 

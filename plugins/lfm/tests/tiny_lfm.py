@@ -25,6 +25,7 @@ def write_lfm(
     context_length: int = 256,
     freq_base: float = 10000.0,
     tied: bool = True,
+    n_out: int = 0,
     fused: bool = False,
     metadata: dict[str, Any] | None = None,
     **rest: Any,
@@ -32,8 +33,8 @@ def write_lfm(
     """Write a model of one of the architectures; return its path.
 
     `heads_kv` are the heads of keys and values of each layer, 0 for a convolution over `n_taps` tokens. Of a model with
-    experts, the first `n_dense` layers are dense, `fused` stores queries, keys and values as one tensor. The rest is as
-    in `write_model`. LFM2-1.2B is `SIZES_1_2B`.
+    experts, the first `n_dense` layers are dense. Embeddings are `n_out` wide if it is not 0. `fused` stores queries,
+    keys and values as one tensor. The rest is as in `write_model`. LFM2-1.2B is `SIZES_1_2B`.
     """
     n_vocab, head_dim, n_layer = vocabulary_size(tokenizer), n_embd // n_head, len(heads_kv)
     keys: dict[str, Any] = {
@@ -59,6 +60,9 @@ def write_lfm(
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, n_embd), "token_embd_norm.weight": (n_embd,)}
     if not tied:
         shapes["output.weight"] = (n_vocab, n_embd)
+    if n_out:
+        keys["embedding_length_out"] = n_out
+        shapes |= {"dense_2.weight": (n_out, n_embd), "dense_2.bias": (n_out,)}
     for i, n_head_kv in enumerate(heads_kv):
         block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)}
         n_kv = n_head_kv * head_dim
@@ -105,6 +109,7 @@ LFM: dict[str, dict[str, Any]] = {
     "lfm2": {},
     "lfm2_untied_fused": {"tied": False, "fused": True, "n_taps": 4},
     "lfm2_window": {"metadata": {"lfm2.attention.sliding_window": 12}},
+    "lfm2_dense": {"n_out": 34, "metadata": {"lfm2.attention.sliding_window": 12}},
     "lfm2_two_taps": {"heads_kv": (2, 0, 0), "n_taps": 2, "freq_base": 1000000.0},
     "lfm2_q8_0": {"type": "Q8_0"},
     "lfm2_q4_k": _WIDE,

@@ -21,6 +21,7 @@ from llamacli.plugin import (
     add_classifier,
     classifier_scores,
     hookimpl,
+    never,
     read_mrope,
 )
 from llamacli_qwen.chat import FORMATS
@@ -69,7 +70,7 @@ class Qwen2(Architecture):
         c, table = config, TensorTable()
         table.add("token_embd", c.n_vocab, c.n_embd)
         table.add("output_norm", c.n_embd)
-        table.add("output", c.n_vocab, c.n_embd, optional=True, bias=self.output_bias)
+        table.add("output", self.n_outputs(c), c.n_embd, optional=True, bias=self.output_bias)
         for _ in range(c.n_layer):
             block = table.block()
             block.add("attn_norm", c.n_embd)
@@ -77,6 +78,10 @@ class Qwen2(Architecture):
             block.add("ffn_norm", c.n_embd)
             self.add_feed_forward(block, c)
         return table
+
+    def n_outputs(self, c: QwenConfig) -> int:
+        """Rows of the output layer."""
+        return c.n_vocab
 
     def add_attention(self, block: TensorTable, c: QwenConfig) -> None:
         """Projections of one block."""
@@ -251,6 +256,27 @@ class Qwen3Vl(_Deepstack, Qwen3):
     alternate = True
 
 
+class Qwen3Tts(Qwen3Vl):
+    """`general.architecture = qwen3tts`: its output layer has rows for codes of sound.
+
+    They are the last tokens of the vocabulary; logits of the others, its texts, are minus infinity.
+    """
+
+    name = "qwen3tts"
+
+    def n_outputs(self, c: QwenConfig) -> int:
+        """Number of codes, of which files have no key."""
+        return min(3072, c.n_vocab)
+
+    def forward(self, g: Graph, config: QwenConfig, weights: Weights) -> Value:
+        """Token ids to logits."""
+        codes = super().forward(g, config, weights)
+        if not (n_texts := config.n_vocab - codes.width):
+            return codes
+        silence = g.map(g.columns(codes, 0, 1), never)
+        return g.concat(g.repeat(silence, 1, n_texts, tiled=True), codes)
+
+
 class Qwen3VlMoe(_Deepstack, Qwen3Moe):
     """`general.architecture = qwen3vlmoe`."""
 
@@ -261,7 +287,7 @@ class Qwen3VlMoe(_Deepstack, Qwen3Moe):
 @hookimpl
 def register_architectures(register):  # type: ignore[no-untyped-def]
     """Register the architectures of this family."""
-    for architecture in (Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen3VlMoe, *HYBRIDS):
+    for architecture in (Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Tts, Qwen3Vl, Qwen3VlMoe, *HYBRIDS):
         register(architecture())
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl
-from llamacli_qwen import checkpoints_draft, checkpoints_hybrid
+from llamacli_qwen import checkpoints_draft, checkpoints_hybrid, checkpoints_speech
 
 LLAMACLI_API = 1
 
@@ -155,6 +155,7 @@ CHECKPOINTS = (
     ),
     *checkpoints_hybrid.checkpoints(_EXPERT_KEYS, _STACKED, _PRE),
     *checkpoints_draft.checkpoints(_DEFAULTS | {"head_dim": 128}, _PRE),
+    *checkpoints_speech.checkpoints(_DEFAULTS | {"head_dim": 128}, _PRE),
 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def write_qwen(
     base of M-RoPE is small, so that it matters whether slow pairs are rotated. The rest is as in `write_model`.
     """
     moe, normed = architecture.endswith("moe"), architecture.startswith("qwen3")
+    has_sections = "vl" in architecture or architecture == "qwen3tts"
     n_vocab, n_head_kv, width = vocabulary_size(tokenizer), n_head_kv or n_head, head_dim or n_embd // n_head
     keys: dict[str, Any] = {
         "context_length": 256,
@@ -51,9 +52,9 @@ def write_qwen(
         "attention.layer_norm_rms_epsilon": 0.0 if architecture == "qwen2vl" else 1e-6,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "rope.freq_base": 100.0 if "vl" in architecture else 1000000.0,
+        "rope.freq_base": 100.0 if has_sections else 1000000.0,
     }
-    if "vl" in architecture:
+    if has_sections:
         third = width // 6
         keys["rope.dimension_sections"] = list(sections or (width // 2 - 2 * third, third, third, 0))
     if moe:
@@ -66,7 +67,7 @@ def write_qwen(
 
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, n_embd), "output_norm.weight": (n_embd,)}
     if not tied:
-        shapes["output.weight"] = (n_vocab, n_embd)
+        shapes["output.weight"] = (3072 if architecture == "qwen3tts" else n_vocab, n_embd)
     if output_bias:
         shapes["output.bias"] = (n_vocab,)
     n_q, n_kv = n_head * width, n_head_kv * width
@@ -158,6 +159,7 @@ QWEN: dict[str, dict[str, Any]] = {
     "qwen3vl_yarn": _QWEN3VL | {"n_head_kv": 1, "metadata": _yarn("qwen3vl")},
     "qwen3vl_q8_0": _QWEN3VL | {"type": "Q8_0"},
     "qwen3vl_q4_k": _QWEN3VL | {"n_embd": 256, "n_ff": 512, "type": "Q4_K"},
+    "qwen3tts": {"architecture": "qwen3tts", "n_head_kv": 2, "tokenizer": "test:3136"},
     "qwen3vlmoe": _QWEN3VLMOE | _ROUTED,
     "qwen3vlmoe_default_width": _QWEN3VLMOE | {"n_ff": 128, "tied": True},
     "qwen3vlmoe_top4": _QWEN3VLMOE | _ROUTED | {"n_expert": 12, "n_expert_used": 4},
