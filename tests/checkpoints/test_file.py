@@ -55,6 +55,7 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
         "gptoss_mxfp4",
         pytest.param("llama_fp8", marks=pytest.mark.slow),
         pytest.param("bailing3", marks=pytest.mark.slow),
+        pytest.param("granite_switch", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:

@@ -1083,6 +1083,22 @@ def _exaone_predicting(**options: Any) -> dict[str, tuple[int, ...]]:
     return found | norms | {"mtp.fc.weight": (64, 128)}
 
 
+def _switch() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers' projections, and of two adapters of them."""
+    found: dict[str, tuple[int, ...]] = {"model.switch.adapter_token_ids": (2,)}
+    for i in range(2):
+        for name, n_in, widths in (
+            ("self_attn.qkv_proj", 64, (64, 32, 32)), ("self_attn.o_proj", 64, (64,)),
+            ("shared_mlp.input_linear", 64, (96, 96)), ("shared_mlp.output_linear", 96, (64,)),
+        ):  # fmt: skip
+            stem = f"model.layers.{i}.{name}."
+            found[f"{stem}base_layer.weight"] = (sum(widths), n_in)
+            for part, width in enumerate(widths):
+                end = f"_slices.{part}" if len(widths) > 1 else ""
+                found |= {f"{stem}lora_A{end}": (2, 1, 8, n_in), f"{stem}lora_B{end}": (2, 1, width, 8)}
+    return found
+
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
     "llama_int_theta": _case(
@@ -1436,6 +1452,13 @@ CASES: dict[str, dict[str, Any]] = {
                 ("block_sparse_moe.experts.gate_up_proj", (4, 192, 64)),
                 ("block_sparse_moe.experts.down_proj", (4, 64, 96)),
                 ("shared_mlp.input_linear.weight", (96, 64)), ("shared_mlp.output_linear.weight", (64, 48)))},
+    ),
+    "granite_switch": _case(
+        "GraniteSwitchForCausalLM", "granite_switch",
+        _GRANITE_SWA | {"num_hidden_layers": 3, "num_experts_per_tok": 10, "num_local_experts": 0, "head_dim": 16,
+                        "shared_intermediate_size": 96, "num_adapters": 2, "max_lora_rank": 8, "tie_word_embeddings":
+                        True, "adapter_token_ids": [270, 271], "adapter_substitute_token_ids": [80, 81]},
+        tokenizer="gpt2", without=r"\.layers\.2\.|\.mlp\.|_proj", tensors=_switch(),
     ),
     "bamba": _case(
         "BambaForCausalLM", "bamba",
