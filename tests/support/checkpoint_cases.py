@@ -1491,6 +1491,7 @@ CASES: dict[str, dict[str, Any]] = {
                 for n_ff, n in ((32, 2), (64, 3))), {"block_type": "attention"}]},
         "tokenizer": "llama3_merged", "shapes": _puzzle(), "differs": (r"\.ssm_a$",),
     },
+    "lfm2_unmasked": checkpoint_models.cases()["lfm2_embedding"] | {"architectures": ["Lfm2BidirectionalModel"]},
     "granite_switch": _case(
         "GraniteSwitchForCausalLM", "granite_switch",
         _GRANITE_SWA | {"num_hidden_layers": 3, "num_experts_per_tok": 10, "num_local_experts": 0, "head_dim": 16,
