@@ -221,6 +221,20 @@ def test_masked_modernbert(tmp_path: Path, plugins: Plugins) -> None:
     assert not any(name.startswith(("cls", "decoder")) for name in plugins.open_folder(folder).tensors)
 
 
+def test_camembert(tmp_path: Path, plugins: Plugins) -> None:
+    """Folder like one of XLM-RoBERTa, with ids that tokenizer.json alone has."""
+    folder = cases.write_checkpoint(tmp_path, "xlm_roberta")
+    expected = plugins.open_folder(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("XLMRoberta", "Camembert"))
+    (folder / "sentencepiece.bpe.model").touch()
+    edited(folder, architectures=["CamembertModel"], model_type="camembert")
+    found = plugins.open_folder(folder)
+    assert {key: found.pair(key) for key in found.metadata} == {key: expected.pair(key) for key in expected.metadata}
+    for name in expected.tensors:
+        np.testing.assert_array_equal(found.data(name), expected.data(name))
+
+
 def test_dense_layers_of_embeddings(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "lfm2_embedding")
     path = folder / "modules.json"
