@@ -61,6 +61,7 @@ def test_equal_to_the_peer(name: str, tmp_path: Path, plugins: Plugins) -> None:
         "gptoss_mxfp4",
         pytest.param("llama_fp8", marks=pytest.mark.slow),
         pytest.param("bailing3", marks=pytest.mark.slow),
+        pytest.param("granite_switch", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_runs_like_its_file(name: str, tmp_path: Path, plugins: Plugins) -> None:
@@ -243,6 +244,20 @@ def test_embeddings_of_speech(tmp_path: Path, plugins: Plugins) -> None:
     found = file.data("token_embd.weight").view(np.float32)
     np.testing.assert_allclose(found[:320], expected, atol=1e-6)
     np.testing.assert_array_equal(found[320:], values("model.codec_embedding.weight"))
+
+
+def test_camembert(tmp_path: Path, plugins: Plugins) -> None:
+    """Folder like one of XLM-RoBERTa, with ids that tokenizer.json alone has."""
+    folder = cases.write_checkpoint(tmp_path, "xlm_roberta")
+    expected = plugins.open_folder(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("XLMRoberta", "Camembert"))
+    (folder / "sentencepiece.bpe.model").touch()
+    edited(folder, architectures=["CamembertModel"], model_type="camembert")
+    found = plugins.open_folder(folder)
+    assert {key: found.pair(key) for key in found.metadata} == {key: expected.pair(key) for key in expected.metadata}
+    for name in expected.tensors:
+        np.testing.assert_array_equal(found.data(name), expected.data(name))
 
 
 def test_dense_layers_of_embeddings(tmp_path: Path, plugins: Plugins) -> None:

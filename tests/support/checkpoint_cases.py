@@ -1340,6 +1340,48 @@ def _exaone_predicting(**options: Any) -> dict[str, tuple[int, ...]]:
     return found | norms | {"mtp.fc.weight": (64, 128)}
 
 
+def _switch() -> dict[str, tuple[int, ...]]:
+    """Shapes of two layers' projections, and of two adapters of them."""
+    found: dict[str, tuple[int, ...]] = {"model.switch.adapter_token_ids": (2,)}
+    for i in range(2):
+        for name, n_in, widths in (
+            ("self_attn.qkv_proj", 64, (64, 32, 32)), ("self_attn.o_proj", 64, (64,)),
+            ("shared_mlp.input_linear", 64, (96, 96)), ("shared_mlp.output_linear", 96, (64,)),
+        ):  # fmt: skip
+            stem = f"model.layers.{i}.{name}."
+            found[f"{stem}base_layer.weight"] = (sum(widths), n_in)
+            for part, width in enumerate(widths):
+                end = f"_slices.{part}" if len(widths) > 1 else ""
+                found |= {f"{stem}lora_A{end}": (2, 1, 8, n_in), f"{stem}lora_B{end}": (2, 1, width, 8)}
+    return found
+
+
+def _puzzle() -> dict[str, tuple[int, ...]]:
+    """Shapes of a state space, experts of two widths and attention."""
+    found: dict[str, tuple[int, ...]] = {
+        "model.embeddings.weight": (320, 64), "model.norm_f.weight": (64,), "lm_head.weight": (320, 64),
+        "mtp.layers.0.eh_proj.weight": (64, 128),
+    }  # fmt: skip
+    blocks: list[dict[str, tuple[int, ...]]] = [{
+        "in_proj.weight": (64 + 128 + 4, 64), "conv1d.weight": (128, 1, 4), "conv1d.bias": (128,), "dt_bias": (4,),
+        "A_log": (4,), "D": (4,), "norm.weight": (64,), "out_proj.weight": (64, 64),
+    }]  # fmt: skip
+    for n_ff in (32, 64):
+        sizes: dict[str, tuple[int, ...]] = {
+            "gate.weight": (4, 64), "gate.e_score_correction_bias": (4,), "fc1_latent_proj.weight": (32, 64),
+            "fc2_latent_proj.weight": (64, 32), "shared_experts.up_proj.weight": (48, 64),
+            "shared_experts.down_proj.weight": (64, 48),
+        }  # fmt: skip
+        sizes |= {f"experts.{i}.up_proj.weight": (n_ff, 32) for i in range(4)}
+        blocks.append(sizes | {f"experts.{i}.down_proj.weight": (32, n_ff) for i in range(4)})
+    blocks.append({f"{name}_proj.weight": (n, 64) for name, n in (("q", 128), ("k", 64), ("v", 64))})
+    blocks[-1]["o_proj.weight"] = (64, 128)
+    for i, block in enumerate(blocks):
+        found[f"model.layers.{i}.norm.weight"] = (64,)
+        found |= {f"model.layers.{i}.mixer.{name}": shape for name, shape in block.items()}
+    return found
+
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _case("LlamaForCausalLM", "llama", {"rope_theta": 10000.0}, tokenizer="sentencepiece"),
     "llama_int_theta": _case(
@@ -1735,6 +1777,26 @@ CASES: dict[str, dict[str, Any]] = {
                 ("block_sparse_moe.experts.gate_up_proj", (4, 192, 64)),
                 ("block_sparse_moe.experts.down_proj", (4, 64, 96)),
                 ("shared_mlp.input_linear.weight", (96, 64)), ("shared_mlp.output_linear.weight", (64, 48)))},
+    ),
+    "nemotron_puzzle": {
+        "architectures": ["NemotronHPuzzleForCausalLM"], "model_type": "nemotron_h_puzzle",
+        "config": SIZES | {
+            "num_hidden_layers": 9, "head_dim": 32, "ssm_state_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 16,
+            "n_groups": 2, "conv_kernel": 4, "n_routed_experts": 4, "n_shared_experts": 1, "moe_latent_size": 32,
+            "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
+            "norm_topk_prob": True, "layer_norm_epsilon": 1e-5, "num_nextn_predict_layers": 1,
+            "block_configs": [{"block_type": "mamba"}, *(
+                {"block_type": "moe", "moe_intermediate_size": n_ff, "num_experts_per_tok": n}
+                for n_ff, n in ((32, 2), (64, 3))), {"block_type": "attention"}]},
+        "tokenizer": "llama3_merged", "shapes": _puzzle(), "differs": (r"\.ssm_a$",),
+    },
+    "lfm2_unmasked": checkpoint_models.cases()["lfm2_embedding"] | {"architectures": ["Lfm2BidirectionalModel"]},
+    "granite_switch": _case(
+        "GraniteSwitchForCausalLM", "granite_switch",
+        _GRANITE_SWA | {"num_hidden_layers": 3, "num_experts_per_tok": 10, "num_local_experts": 0, "head_dim": 16,
+                        "shared_intermediate_size": 96, "num_adapters": 2, "max_lora_rank": 8, "tie_word_embeddings":
+                        True, "adapter_token_ids": [270, 271], "adapter_substitute_token_ids": [80, 81]},
+        tokenizer="gpt2", without=r"\.layers\.2\.|\.mlp\.|_proj", tensors=_switch(),
     ),
     "bamba": _case(
         "BambaForCausalLM", "bamba",

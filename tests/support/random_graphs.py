@@ -377,7 +377,9 @@ _simple("Rotate", yarn=_rope(interleaved=False, **_yarn), long=_rope(interleaved
 @maker(_op("ShortConv"), "weights")
 def _short_conv(d: Draft) -> None:
     x = d.x(d.width(), even=True)
-    d.graph.short_conv(x, d.param(x.width, d.choose(2, 6), bias=d.pick(False, True)))
+    n_taps = d.choose(2, 6)
+    n_ahead = d.choose(0, n_taps - 1) if d.choose(0, 1) else 0
+    d.graph.short_conv(x, d.param(x.width, n_taps, bias=d.pick(False, True)), n_ahead=n_ahead)
 
 
 @maker(_op("ShortConv"), "numbers")

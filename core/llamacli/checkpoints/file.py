@@ -48,6 +48,9 @@ _ALWAYS_F32 = frozenset(
 )  # fmt: skip
 """Matrices that are float32 in all files, by their names in a block."""
 
+_MATRICES = ".weight", ".lora_a", ".lora_b"
+"""Ends of the names of matrices."""
+
 FILE_TYPES = {TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32}
 _MXFP4_FILE = 38
 _MXFP4 = {"_blocks": "_scales", ".weight_packed": ".weight_scale", ".weight": ".scale"}
@@ -325,7 +328,7 @@ class CheckpointFile:
 
     def _info(self, name: str, source: _Source) -> TensorInfo:
         base = re.sub(r"^blk\.\d+\.", "", name)
-        is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
+        is_plain = len(source.shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(_MATRICES)
         own = self._checkpoint.types.get(self._folder.entries[source.names[0]].dtype) if source.names else None
         kind = TensorType.F32 if is_plain or (base in self._float32 and not own) else self.kind
         if own and not is_plain:

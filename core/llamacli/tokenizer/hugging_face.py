@@ -38,7 +38,7 @@ _ADDED = ("bos", "eos", "sep")
 _FAIRSEQ = "sentencepiece.bpe.model"
 _RANKED = "qwen.tiktoken"
 _WORLD = "rwkv_vocab_v20230424.txt"
-_PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast"
+_PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast", "CamembertTokenizer", "CamembertTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
@@ -61,9 +61,9 @@ def vocabulary_keys(
 
     Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
     tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
-    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "scored"
-    (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV World), "tiktoken" (qwen.tiktoken,
-    tokens with ranks) and "none" (a model without texts).
+    "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "numbered"
+    (Unigram of tokenizer.json), "scored" (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV
+    World), "tiktoken" (qwen.tiktoken, tokens with ranks) and "none" (a model without texts).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -139,8 +139,12 @@ def _is_unigram(folder: Path) -> bool:
     return _unigram_path(folder) is not None
 
 
+def _is_numbered(folder: Path) -> bool:
+    return _model(folder).get("type") == "Unigram"
+
+
 def _is_fairseq(folder: Path) -> bool:
-    return (folder / _FAIRSEQ).is_file() or _model(folder).get("type") == "Unigram"
+    return (folder / _FAIRSEQ).is_file() or _is_numbered(folder)
 
 
 # --- vocabularies ----------------------------------------------------------------------------------------------------
@@ -171,21 +175,38 @@ def _unigram(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Key
 
 def _fairseq(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     """Unigram with the first ids of fairseq: <s>, <pad>, </s> and <unk>."""
-    if (path := folder / _FAIRSEQ).is_file():
-        pieces, spec = _realigned(path), read_spec(path, 3)
-        size = max(config.get("vocab_size") or 0, len(pieces) - 1)
-        pieces = (pieces + [_padding(i) for i in range(len(pieces) - 1, size - 1)])[:size]
-        prefix, spaces, charsmap = bool(spec.get(3, 1)), bool(spec.get(4, 1)), spec.get(2)
-    else:
-        content, settings = read_json(folder / "tokenizer.json"), _tokenizer_config(folder)
-        pieces = _unigram_pieces(folder, content)
-        size = max(config.get("vocab_size") or 0, len(pieces))
-        pieces += [_padding(i) for i in range(len(pieces), size)]
-        normalizer = content.get("normalizer") or {}
-        parts = [part.get("precompiled_charsmap") for part in (normalizer, *normalizer.get("normalizers", ()))]
-        charsmap = b64decode(next((part for part in parts if part), ""))
-        prefix = bool(settings.get("add_prefix_space", settings.get("tokenizer_class") in _PREFIXED))
-        spaces = bool(settings.get("clean_up_tokenization_spaces", False))
+    if not (path := folder / _FAIRSEQ).is_file():
+        return _numbered(folder, config, pre)
+    pieces, spec = _realigned(path), read_spec(path, 3)
+    size = max(config.get("vocab_size") or 0, len(pieces) - 1)
+    pieces = (pieces + [_padding(i) for i in range(len(pieces) - 1, size - 1)])[:size]
+    return _of_pieces(folder, config, pieces, bool(spec.get(3, 1)), bool(spec.get(4, 1)), spec.get(2))
+
+
+def _numbered(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
+    """Unigram of tokenizer.json, with ids of its own."""
+    content, settings = read_json(folder / "tokenizer.json"), _tokenizer_config(folder)
+    pieces = _unigram_pieces(folder, content)
+    size = max(config.get("vocab_size") or 0, len(pieces))
+    pieces += [_padding(i) for i in range(len(pieces), size)]
+    normalizer = content.get("normalizer") or {}
+    parts = [part.get("precompiled_charsmap") for part in (normalizer, *normalizer.get("normalizers", ()))]
+    charsmap = b64decode(next((part for part in parts if part), ""))
+    prefix = bool(settings.get("add_prefix_space", settings.get("tokenizer_class") in _PREFIXED))
+    return _of_pieces(
+        folder, config, pieces, prefix, bool(settings.get("clean_up_tokenization_spaces", False)), charsmap
+    )
+
+
+def _of_pieces(
+    folder: Path,
+    config: Mapping[str, Any],
+    pieces: Sequence[tuple[str | bytes, float, int]],
+    prefix: bool,
+    spaces: bool,
+    charsmap: object,
+) -> Keys:
+    """Keys of a Unigram's pieces and its normalizer."""
     texts, scores, types = (list(column) for column in zip(*pieces, strict=True))
     keys: Keys = {
         "tokenizer.ggml.model": "t5", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": texts,
@@ -195,7 +216,7 @@ def _fairseq(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Key
     }  # fmt: skip
     if isinstance(charsmap, bytes) and charsmap:
         keys["tokenizer.ggml.precompiled_charsmap"] = bytearray(charsmap)
-    return keys | special_keys(folder, n_vocab=size, merges=False)
+    return keys | special_keys(folder, n_vocab=len(pieces), merges=False)
 
 
 def _padding(i: int) -> tuple[str | bytes, float, int]:
@@ -452,6 +473,7 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "rwkv": (_is_rwkv, _rwkv),
     "tiktoken": (_is_tiktoken, _tiktoken),
     "fairseq": (_is_fairseq, _fairseq),
+    "numbered": (_is_numbered, _numbered),
 }
 
 

@@ -98,6 +98,10 @@ _CHOPPED = {"position_embd.weight": Conversion(
     lambda array, settings: array[_offset(settings) :],
     lambda shape, settings: (shape[0] - _offset(settings), *shape[1:]),
 )}  # fmt: skip
+_XLM_ROBERTA = attrs.evolve(
+    _BERT, classes=("XLMRobertaModel", "XLMRobertaForSequenceClassification"), defaults=_DEFAULTS,
+    vocabulary=("fairseq",), keys=_ROBERTA_KEYS, convert=_CHOPPED, rename=_labelled(*_RENAME),
+)  # fmt: skip
 CHECKPOINTS = (
     _BERT,
     attrs.evolve(
@@ -105,10 +109,8 @@ CHECKPOINTS = (
         defaults={"layer_norm_eps": 1e-12, "type_vocab_size": 1}, drop=(r"^vocab_", *_DROP),
         rename=_labelled((r"^distilbert\.", ""), *_RENAME),
     ),
-    attrs.evolve(
-        _BERT, classes=("XLMRobertaModel", "XLMRobertaForSequenceClassification"), defaults=_DEFAULTS,
-        vocabulary=("fairseq",), keys=_ROBERTA_KEYS, convert=_CHOPPED, rename=_labelled(*_RENAME),
-    ),
+    _XLM_ROBERTA,
+    attrs.evolve(_XLM_ROBERTA, classes=("CamembertModel",), vocabulary=("numbered",)),
     Checkpoint(
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), _KEYS, _DEFAULTS | {"type_vocab_size": 2},
         ("wordpiece", "bpe"), pre=("bert-bge",), tokenizer=_types_of_two, drop=_DROP, rename=_RENAME,

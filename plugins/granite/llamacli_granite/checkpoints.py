@@ -1,11 +1,12 @@
-"""Hugging Face checkpoints of Granite, its mixtures of experts, hybrids, and Bamba."""
+"""Hugging Face checkpoints of Granite, its mixtures, hybrids and adapters, and Bamba."""
 
 from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, hookimpl, state_space
+from llamacli.plugin import INTERLEAVED, Array, Checkpoint, Conversion, Settings, field, hookimpl, state_space
 
 LLAMACLI_API = 1
 
@@ -135,7 +136,66 @@ _SWA = Checkpoint(
         ("shared_mlp.input_linear", "ffn_up_shexp"), ("shared_mlp.output_linear", "ffn_down_shexp"),
     )},
 )  # fmt: skip
-CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID, _BAMBA, _SWA)
+
+
+def _interleaved(array: Array, n_head: int) -> Array:
+    """Rows of heads for RoPE that rotates pairs."""
+    *rest, n_rows, n_columns = array.shape
+    return array.reshape(*rest, n_head, 2, n_rows // n_head // 2, n_columns).swapaxes(-3, -2).reshape(array.shape)
+
+
+def _joined(array: Array, settings: Settings) -> Array:
+    """Queries, keys and values below each other, the first two interleaved."""
+    n_head, n_head_kv = settings["num_attention_heads"], settings["num_key_value_heads"]
+    head_dim = array.shape[0] // (n_head + 2 * n_head_kv)
+    q, k, v = np.split(array, (n_head * head_dim, (n_head + n_head_kv) * head_dim))
+    return np.concatenate([_interleaved(q, n_head), _interleaved(k, n_head_kv), v])
+
+
+def _adapters(heads: str = "") -> Conversion:
+    """Matrices of all adapters behind zeros, interleaved for a number of `heads`."""
+
+    def apply(array: Array, settings: Settings) -> Array:
+        array = _interleaved(array[:, 0], settings[heads]) if heads else array[:, 0]
+        return np.concatenate([np.zeros_like(array[:1]), array])
+
+    return Conversion(apply, lambda shape, settings: (shape[0] + 1, *shape[2:]))
+
+
+_PARTS = {
+    "self_attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "shared_mlp.input_linear": ("ffn_gate", "ffn_up"),
+}  # fmt: skip
+_ADAPTED = {"self_attn.o_proj": "attn_output", "shared_mlp.output_linear": "ffn_down"}
+_HEADS = {"attn_q.lora_b": "num_attention_heads", "attn_k.lora_b": "num_key_value_heads"}
+_CHANGES = {
+    f"{name}.lora_{side}_slices.{i}": f"{part}.lora_{side.lower()}"
+    for name, parts in _PARTS.items() for i, part in enumerate(parts) for side in "AB"
+} | {
+    f"{name}.lora_{side}": f"{part}.lora_{side.lower()}" for name, part in _ADAPTED.items() for side in "AB"
+}  # fmt: skip
+_SWITCH = Checkpoint(
+    "graniteswitch", ("GraniteSwitchForCausalLM",),
+    dict(_MIXTURE.keys) | {
+        "block_count": lambda settings: settings["num_hidden_layers"] - 1,
+        "expert_used_count": 0,
+        "adapters.count": field("num_adapters"), "adapters.lora_rank": field("max_lora_rank"),
+        "adapters.token_ids_activate": lambda settings: settings["adapter_token_ids"],
+        "adapters.token_ids_substitute": lambda settings: settings["adapter_substitute_token_ids"],
+        "adapters.router_gain": field("control_token_gain", kind=float),
+    },
+    _DEFAULTS | {"control_token_gain": 15.0}, _VOCABULARY, _PRE,
+    drop=(r"^lm_head\.weight$", r"^(model\.)?switch\.", r"(^|\.)(adapter_token_ids|control_to_substitute_lut)$"),
+    rename=(
+        (r"\.shared_mlp\.input_linear\.base_layer\.", ".mlp.gate_up_linear."),
+        (r"\.shared_mlp\.output_linear\.base_layer\.", ".mlp.down_proj."), (r"\.base_layer\.", "."),
+    ),
+    split=_DENSE, names="granite",
+    tensors={f"model.layers.{{}}.{name}": f"blk.{{}}.{target}"
+             for name, target in (_CHANGES | {"self_attn.qkv_proj": "attn_qkv"}).items()},
+    convert={target: _adapters(_HEADS.get(target, "")) for target in _CHANGES.values()}
+    | {"attn_qkv.weight": Conversion(_joined)},
+)  # fmt: skip
+CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID, _BAMBA, _SWA, _SWITCH)
 
 
 @hookimpl

@@ -45,11 +45,16 @@ _LFM2 = Checkpoint(
     pre=_PRE, convert=_CONVERT,
 )  # fmt: skip
 
+_EMBEDDING = attrs.evolve(
+    _LFM2, classes=("Lfm2Model",), rename=((r"^", "model."),),
+    keys={**_LFM2.keys, "pooling_type": field("pooling"), "embedding_length_out": _output_width},
+)  # fmt: skip
+
 CHECKPOINTS = (
     _LFM2,
+    _EMBEDDING,
     attrs.evolve(
-        _LFM2, classes=("Lfm2Model",), rename=((r"^", "model."),),
-        keys={**_LFM2.keys, "pooling_type": field("pooling"), "embedding_length_out": _output_width},
+        _EMBEDDING, classes=("Lfm2BidirectionalModel",), keys={**_EMBEDDING.keys, "attention.causal": False}
     ),
     attrs.evolve(
         _LFM2, classes=("Lfm25AudioTokenizer",), vocabulary=("none",), rename=((r"^lfm\.", "model."),),

@@ -28,13 +28,15 @@ class Lfm2Config(Config):
     """Hyperparameters of LFM2.
 
     `rope` rotates halves of heads (NeoX order). `heads_kv` are the heads of keys and values of each layer; layers with
-    0 are convolutions over `n_taps` tokens. Attention sees the last `window` tokens, or all with None. The first
-    `n_dense` layers have no experts; experts are `n_ff_expert` wide, embeddings `n_out`.
+    0 are convolutions over `n_taps` tokens. Unless the model is `causal`, those are around a token, and attention goes
+    in both directions. It sees the last `window` tokens, or all with None. The first `n_dense` layers have no experts;
+    experts are `n_ff_expert` wide, embeddings `n_out`.
     """
 
     rope: Rope
     heads_kv: tuple[int, ...]
     n_taps: int
+    causal: bool
     n_dense: int
     window: int | None = None
     n_ff_expert: int = 0
@@ -43,15 +45,20 @@ class Lfm2Config(Config):
 
 
 class Lfm2(Architecture):
-    """`general.architecture = lfm2`: LFM2 and LFM2.5."""
+    """`general.architecture = lfm2`: LFM2 and LFM2.5, embedding models without a mask too."""
 
     name = "lfm2"
 
     def configure(self, metadata: Metadata) -> Lfm2Config:
-        """Read the hyperparameters; convolutions that look ahead are refused."""
+        """Read the hyperparameters; even numbers of taps around a token are refused."""
         name = self.name
-        if not metadata.get_bool(f"{name}.attention.causal", default=True):
-            raise ModelFormatError(f"{metadata.source}: {name}.attention.causal = false is not supported")
+        n_taps = metadata.get_int(f"{name}.shortconv.l_cache", minimum=2, maximum=64)
+        causal = metadata.get_bool(f"{name}.attention.causal", default=True)
+        if not causal and n_taps % 2 == 0:
+            raise ModelFormatError(
+                f"{metadata.source}: {name}.shortconv.l_cache = {n_taps}, expected an odd number with "
+                f"{name}.attention.causal = false"
+            )
         n_layer = metadata.get_int(f"{name}.block_count", minimum=1, maximum=1 << 10)
         heads_kv = metadata.get_ints(f"{name}.attention.head_count_kv", n_layer, minimum=0, maximum=1 << 14)
         n_head = metadata.get_int(f"{name}.attention.head_count", minimum=1, maximum=1 << 14)
@@ -67,7 +74,8 @@ class Lfm2(Architecture):
             n_head_kv=n_head_kv,
             rope=Rope.from_gguf(metadata, name, head_dim, interleaved=False),
             heads_kv=heads_kv,
-            n_taps=metadata.get_int(f"{name}.shortconv.l_cache", minimum=2, maximum=64),
+            n_taps=n_taps,
+            causal=causal,
             n_out=metadata.get_int(
                 f"{name}.embedding_length_out",
                 default=metadata.get_int(f"{name}.embedding_length"),
@@ -117,7 +125,7 @@ class Lfm2(Architecture):
         return table
 
     def forward(self, g: Graph, config: Lfm2Config, weights: Weights) -> Value:
-        """Token ids to logits."""
+        """Token ids to logits, or to hidden states without a mask."""
         c, w = config, weights
         x = g.embed(w.token_embd)
         for i, block in enumerate(w.blk):
@@ -125,7 +133,8 @@ class Lfm2(Architecture):
             x = x + (self.attention(g, c, block, h) if c.heads_kv[i] else self.convolution(g, c, block, h))
             h = g.rms_norm(x, block.ffn_norm, c.rms_eps)
             x = x + (self.network(g, block, h) if i < c.n_dense else self.experts(g, c, block, h))
-        return g.linear(g.rms_norm(x, w.token_embd_norm, c.rms_eps), w.output or w.token_embd)
+        x = g.rms_norm(x, w.token_embd_norm, c.rms_eps)
+        return g.linear(x, w.output or w.token_embd) if c.causal else x
 
     def dense(self, g: Graph, config: Lfm2Config, weights: Weights) -> Value | None:
         """Dense layer of embeddings, `dense_2`."""
@@ -133,9 +142,10 @@ class Lfm2(Architecture):
 
     def convolution(self, g: Graph, c: Lfm2Config, block: Params, h: Value) -> Value:
         """Short convolution with a gate before it and one behind it."""
+        n_ahead = 0 if c.causal else c.n_taps // 2
         mixed = g.linear(h, block.shortconv_in_proj)
         before, behind, x = (g.columns(mixed, i * c.n_embd, c.n_embd) for i in range(3))
-        y = g.mul(behind, g.short_conv(g.mul(before, x), block.shortconv_conv))
+        y = g.mul(behind, g.short_conv(g.mul(before, x), block.shortconv_conv, n_ahead=n_ahead))
         return g.linear(y, block.shortconv_out_proj)
 
     def attention(self, g: Graph, c: Lfm2Config, block: Params, h: Value) -> Value:
@@ -144,7 +154,7 @@ class Lfm2(Architecture):
         k = g.rms_norm(g.linear(h, block.attn_k), block.attn_k_norm, c.rms_eps, c.head_dim)
         q, k = (g.rope(heads, c.rope, c.head_dim) for heads in (q, k))
         kv = g.store(k, g.linear(h, block.attn_v), head_dim=c.head_dim, window=c.window)
-        return g.linear(g.attention(q, kv, scale=c.head_dim**-0.5), block.attn_output)
+        return g.linear(g.attention(q, kv, scale=c.head_dim**-0.5, causal=c.causal), block.attn_output)
 
     def network(self, g: Graph, block: Params, h: Value) -> Value:
         """SwiGLU feed-forward network."""

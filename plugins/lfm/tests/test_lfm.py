@@ -18,7 +18,7 @@ from llamacli.testing import parametrize_with_checks
 from llamacli.testing.parametrize import Check
 from llamacli.testing.vocabularies import vocabulary_size
 from llamacli_lfm.decoder import Lfm2, Lfm2Moe
-from tiny_lfm import INERT, SIZES_1_2B, VARIANTS, write_lfm
+from tiny_lfm import ENCODERS, INERT, SIZES_1_2B, VARIANTS, write_lfm
 
 TOKENS = list(range(3, 43))
 
@@ -36,7 +36,7 @@ def load(tmp_path: Path) -> Any:
     return write_and_load
 
 
-@parametrize_with_checks([Lfm2(), Lfm2Moe()], VARIANTS, inert=INERT, slow=pytest.mark.slow)
+@parametrize_with_checks([Lfm2(), Lfm2Moe()], VARIANTS | ENCODERS, inert=INERT, slow=pytest.mark.slow)
 def test_architecture(check: Check) -> None:
     check()
 
@@ -82,7 +82,6 @@ def check_key(load: Any, architecture: str, key: str, value: object) -> None:
         ("attention.head_count_kv", [0, 2, 0]),
         ("attention.head_count_kv", [0, 3, 0, 4]),
         ("attention.layer_norm_rms_epsilon", None),
-        ("attention.causal", False),
         ("attention.causal", 1),
         ("shortconv.l_cache", None),
         ("shortconv.l_cache", 1),
@@ -92,6 +91,11 @@ def check_key(load: Any, architecture: str, key: str, value: object) -> None:
 )
 def test_keys_are_named(architecture: str, key: str, value: object, load: Any) -> None:
     check_key(load, architecture, key, value)
+
+
+def test_an_even_number_of_taps_around_a_token_is_named(load: Any) -> None:
+    with pytest.raises(ModelFormatError, match=r"lfm2\.shortconv\.l_cache = 4, expected an odd number"):
+        load(n_taps=4, metadata={"lfm2.attention.causal": False})
 
 
 def test_window_is_named(load: Any) -> None:

@@ -120,6 +120,13 @@ LFM: dict[str, dict[str, Any]] = {
 }
 """Options of `write_lfm` by the variant's name."""
 
+_UNMASKED = {"metadata": {"lfm2.attention.causal": False, "lfm2.pooling_type": 2}}
+ENCODERS = {
+    "lfm2_unmasked": (write_lfm, _UNMASKED, 1e-8),
+    "lfm2_unmasked_five_taps": (write_lfm, _UNMASKED | {"n_taps": 5, "heads_kv": (2, 0, 0)}, 1e-8),
+}
+"""The same of embedding models without a mask."""
+
 VARIANTS = {name: (write_lfm, options, 1e-8) for name, options in LFM.items()}
 """Writer, options, and bound of the NMSE of fp32 mode against the peer, by name."""
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Nemotron-4, Minitron, Nemotron-H and Nemotron 3."""
+"""Hugging Face checkpoints of Nemotron-4, Minitron, Nemotron-H, Nemotron 3 and its Puzzle."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +27,19 @@ _LETTERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_atten
 
 def _kinds(settings: Settings) -> list[str]:
     """Layers: M for Mamba-2, * for attention, E for experts, - for a network."""
-    pattern = settings.get("hybrid_override_pattern") or settings["layers_block_type"]
+    if "block_configs" in settings:
+        pattern = [block["block_type"] for block in settings["block_configs"]]
+    else:
+        pattern = settings.get("hybrid_override_pattern") or settings["layers_block_type"]
     return [_LETTERS.get(kind, kind) for kind in pattern]
 
 
 def _by_layer(field_name: str, letters: str) -> Callable[[Settings], list[int]]:
     return lambda settings: [settings[field_name] if kind in letters else 0 for kind in _kinds(settings)]
+
+
+def _of_blocks(name: str) -> Callable[[Settings], list[int]]:
+    return lambda settings: [int(block.get(name) or 0) for block in settings["block_configs"]]
 
 
 _HYBRID_KEYS: dict[str, Any] = {
@@ -68,18 +75,29 @@ def _variant(settings: Settings) -> Checkpoint:
     return CHECKPOINTS[0] if "E" in _kinds(settings) else _DENSE
 
 
+_MIXTURE_KEYS = _HYBRID_KEYS | {
+    "expert_shared_feed_forward_length": field("moe_shared_expert_intermediate_size"),
+    "expert_shared_count": field("n_shared_experts"), "expert_weights_norm": field("norm_topk_prob", kind=bool),
+    "expert_weights_scale": field("routed_scaling_factor", kind=float), "moe_latent_size": field("moe_latent_size"),
+}  # fmt: skip
 CHECKPOINTS: tuple[Checkpoint, ...] = (
     Checkpoint(
         "nemotron_h_moe", ("NemotronHForCausalLM",),
-        _HYBRID_KEYS | {
+        _MIXTURE_KEYS | {
             "feed_forward_length": _by_layer("moe_intermediate_size", "E"),
             "expert_feed_forward_length": field("moe_intermediate_size"),
-            "expert_shared_feed_forward_length": field("moe_shared_expert_intermediate_size"),
-            "expert_shared_count": field("n_shared_experts"), "expert_weights_norm": field("norm_topk_prob", kind=bool),
-            "expert_weights_scale": field("routed_scaling_factor", kind=float),
-            "moe_latent_size": field("moe_latent_size"),
         },
         **_HYBRID, variant=_variant,
+    ),
+    Checkpoint(
+        "nemotron_h_moe", ("NemotronHPuzzleForCausalLM",),
+        _MIXTURE_KEYS | {
+            "block_count": lambda settings: len(settings["block_configs"]),
+            "feed_forward_length": _of_blocks("moe_intermediate_size"),
+            "expert_feed_forward_length": _of_blocks("moe_intermediate_size"),
+            "expert_used_count": _of_blocks("num_experts_per_tok"),
+        },
+        **_HYBRID, drop=(r"^mtp\.",),
     ),
     Checkpoint(
         "nemotron", ("NemotronForCausalLM",),

@@ -46,7 +46,7 @@ def test_kinds_of_layers(load: Any) -> None:
 
 def test_sizes_of_experts(load: Any) -> None:
     experts = load("nemotron_h_moe", n_latent=32).config.experts
-    assert (experts.n_ff, experts.n_ff_shared, experts.n_latent, experts.scale) == (96, 96, 32, 2.5)
+    assert (experts.widths, experts.n_ff_shared, experts.n_latent, experts.scale) == ((96,) * 5, 96, 32, 2.5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +81,9 @@ def test_keys_are_named(name: str, key: str, value: object, load: Any) -> None:
     [
         ("expert_count", None),
         ("expert_used_count", 9),
+        ("expert_used_count", [0, 2, 0, 0, 0]),
         ("expert_feed_forward_length", None),
+        ("expert_feed_forward_length", [0, 96, 0, 0, 0]),
         ("expert_shared_feed_forward_length", None),
         ("expert_weights_norm", 1),
     ],

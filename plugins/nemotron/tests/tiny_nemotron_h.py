@@ -19,6 +19,8 @@ def write_nemotron_h(
     n_head: int = 4,
     n_head_kv: int = 2,
     n_ff: int = 96,
+    widths: dict[int, int] | None = None,
+    used: dict[int, int] | None = None,
     n_expert: int = 8,
     n_expert_used: int = 2,
     n_ff_shared: int = 96,
@@ -33,7 +35,8 @@ def write_nemotron_h(
 ) -> Path:
     """Write a model of one of the architectures; return its path.
 
-    `kinds` has a letter a layer: M state space, * attention, F feed-forward network. The rest is as in `write_model`.
+    `kinds` has a letter a layer: M state space, * attention, F feed-forward network; `widths` of experts and the
+    numbers of those `used` are by layer, where they are not all alike. The rest is as in `write_model`.
     """
     moe, n_vocab, width = architecture == "nemotron_h_moe", vocabulary_size(tokenizer), n_embd // n_head
     d_inner = 2 * n_embd
@@ -56,8 +59,8 @@ def write_nemotron_h(
     if moe:
         keys |= {
             "expert_count": n_expert,
-            "expert_used_count": n_expert_used,
-            "expert_feed_forward_length": n_ff,
+            "expert_used_count": [used.get(i, 0) for i in range(len(kinds))] if used else n_expert_used,
+            "expert_feed_forward_length": [widths.get(i, 0) for i in range(len(kinds))] if widths else n_ff,
             "expert_shared_feed_forward_length": n_ff_shared,
             "expert_shared_count": 1,
             "expert_weights_norm": True,
@@ -98,6 +101,11 @@ def write_nemotron_h(
         shapes["output.weight"] = (n_vocab, n_embd)
     for i, kind in enumerate(kinds):
         block = {"attn_norm.weight": (n_embd,)} | {"M": space, "*": attention, "F": network}[kind]
+        if widths and kind == "F":
+            block |= {
+                "ffn_up_exps.weight": (n_expert, widths[i], n_latent or n_embd),
+                "ffn_down_exps.weight": (n_expert, n_latent or n_embd, widths[i]),
+            }
         if biases and kind != "M":
             block |= {name.replace("weight", "bias"): shape[:1] for name, shape in block.items() if "norm" not in name}
         shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
@@ -117,6 +125,7 @@ NEMOTRON_H: dict[str, dict[str, Any]] = {
     "nemotron_h_q4_k": {"type": "Q4_K", "n_embd": 256, "n_ff": 512, "d_state": 32},
     "nemotron_h_moe": _MOE,
     "nemotron_h_moe_latent": _MOE | {"n_latent": 32},
+    "nemotron_h_moe_puzzle": _MOE | {"n_latent": 32, "widths": {1: 96, 3: 32}, "used": {1: 3, 3: 2}},
     "nemotron_h_moe_unscaled": _MOE
     | {"metadata": {"nemotron_h_moe.expert_weights_norm": False, "nemotron_h_moe.expert_weights_scale": None}},
     "nemotron_h_moe_q8_0": _MOE | {"type": "Q8_0", "kinds": "MF*F"},
