@@ -1926,6 +1926,15 @@ CASES: dict[str, dict[str, Any]] = {
 COMPARED = [name for name, case in CASES.items() if case.get("peer", True)]
 """Names of those that llama.cpp's converter reads."""
 
+TRANSFORMERS = [
+    *(name for name, case in checkpoint_models.MODELS.items() if case.get("transformers", True)),
+    "llama", "llama3", "llama_biases", "llava", "mistral", "mixtral", "qwen2", "qwen2_yarn", "qwen2moe", "qwen3",
+    "qwen3_tied", "granite", "granite_swa_moe", "hrm", "olmo2", "olmo3", "olmoe", "ernie", "cohere2", "cohere2moe",
+    "seed_oss", "jais2", "arcee", "phi3", "phi4", "glm4", "glm4moe", "solar_open", "deepseek2", "deepseek3", "hy_v3",
+    "smollm3", "gemma2", "gemma3",
+]  # fmt: skip
+"""Names of those whose logits are compared with transformers'."""
+
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "roberta": {"split": None, "bos": True},
     "qwen2": {"split": QWEN2_SPLIT},

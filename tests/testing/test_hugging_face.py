@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiny_variants
-from checkpoint_models import MODELS
+from checkpoint_cases import CASES, TRANSFORMERS
 from llamacli import InvalidRequestError
 from llamacli.checkpoints import Folder
 from llamacli.loaders import open_model_file
@@ -138,12 +138,12 @@ def test_results_of_transformers(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*reduce_op:FutureWarning")  # of torch, where a traceback looks through modules
-@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.get("transformers", True)])
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     """Models that transformers saves, read as folders."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    case, plugins = MODELS[name], installed_plugins()
+    case, plugins = CASES[name], installed_plugins()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"], **case["config"]}))
     layout = plugins.checkpoint(Folder(tmp_path))
     drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
