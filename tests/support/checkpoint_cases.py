@@ -446,7 +446,10 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 
 def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`."""
+    """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`.
+
+    `changed` are fields of config.json, and the `model_type`, of the comparison with transformers.
+    """
     return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
 
 
@@ -968,7 +971,7 @@ def _grok() -> Shapes:
 
 
 _DBRX: dict[str, Any] = {
-    "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
+    "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320, "rope_theta": 5e5,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
@@ -1154,6 +1157,7 @@ CASES: dict[str, dict[str, Any]] = {
         _LATENT | {"q_lora_rank": 48, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32,
                    "rope_scaling": _LONG_ROPE},
         tokenizer="sentencepiece", without=r"self_attn\.", tensors=_latent(rank_q=48),
+        changed={"dim_model_base": 256, "rms_norm_eps": 1e-6, "rope_scaling": None},
     ),
     "plm": _case(
         "PLMForCausalLM", "plm", _LATENT | {"q_lora_rank": None, "hidden_act": "relu2", "tie_word_embeddings": True},
@@ -1410,7 +1414,8 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "qwen3moe": _case(
         "Qwen3MoeForCausalLM", "qwen3_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
+         "norm_topk_prob": True},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
     "granite": _case(
@@ -1612,7 +1617,7 @@ CASES: dict[str, dict[str, Any]] = {
     "phi2": _case(
         "PhiForCausalLM", "phi",
         {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
-         "intermediate_size": 256},
+         "intermediate_size": 256, "hidden_act": "gelu_new"},
         tokenizer="gpt2", norms=("input_layernorm",), biases="qkv", gated=False,
         renamed=((".o_proj", ".dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
                  ("model.norm", "model.final_layernorm")),
@@ -1708,6 +1713,7 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True) | {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
+        changed={"index_n_heads": 32},
     ),
     "hy_v4": _case(
         "HYV4ForCausalLM", "hunyuan_v4",
@@ -1724,7 +1730,7 @@ CASES: dict[str, dict[str, Any]] = {
                         "rope_scaling": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
                         "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
         tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
-        | {"model.layers.2.shared_head.norm.weight": (64,)},
+        | {"model.layers.2.shared_head.norm.weight": (64,)}, changed={"index_n_heads": 32},
     ),
     "kimi_linear": _case(
         "KimiLinearForCausalLM", "kimi_linear",
@@ -1829,7 +1835,7 @@ CASES: dict[str, dict[str, Any]] = {
          "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "scoring_func": "sigmoid",
          "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
          "attention_value_scale": 0.707},
-        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(),
+        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(), changed={"model_type": "mimo_v2_flash"},
     ),
     "step35": {
         "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7_vl", "tokenizer": "deepseek",
@@ -1877,7 +1883,8 @@ CASES: dict[str, dict[str, Any]] = {
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
     "gemma": _case(
-        "GemmaForCausalLM", "gemma", {"head_dim": 32, "tie_word_embeddings": True}, tokenizer="sentencepiece"
+        "GemmaForCausalLM", "gemma",
+        {"head_dim": 32, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, tokenizer="sentencepiece",
     ),
     "gemma2": _case(
         "Gemma2ForCausalLM", "gemma2",
@@ -1931,7 +1938,8 @@ TRANSFORMERS = [
     "llama", "llama3", "llama_biases", "llava", "mistral", "mixtral", "qwen2", "qwen2_yarn", "qwen2moe", "qwen3",
     "qwen3_tied", "granite", "granite_swa_moe", "hrm", "olmo2", "olmo3", "olmoe", "ernie", "cohere2", "cohere2moe",
     "seed_oss", "jais2", "arcee", "phi3", "phi4", "glm4", "glm4moe", "solar_open", "deepseek2", "deepseek3", "hy_v3",
-    "smollm3", "gemma2", "gemma3",
+    "smollm3", "gemma", "gemma2", "gemma3", "phi2", "qwen3moe", "dbrx", "mimo2",
+    "minicpm3", "deepseek32", "glm_dsa",
 ]  # fmt: skip
 """Names of those whose logits are compared with transformers'."""
 

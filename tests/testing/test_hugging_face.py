@@ -148,12 +148,13 @@ def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     layout = plugins.checkpoint(Folder(tmp_path))
     drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
     size = {"vocab_size": vocabulary_size("test")}
-    config = drawn | case["config"] | size
+    config = drawn | case["config"] | case.get("changed", {}) | size
     if "vocab_size_per_layer_input" in config:
         config |= {"vocab_size_per_layer_input": size["vocab_size"]}
     if text := config.get("text_config"):
         config |= {"text_config": text | size}
-    model = HuggingFaceModel(case["model_type"], config, checkpoint=layout, exact=case.get("exact", 1e-8))
+    kind = config.pop("model_type", case["model_type"])
+    model = HuggingFaceModel(kind, config, checkpoint=layout, exact=case.get("exact", 1e-8))
     checks_of(plugins.architecture(layout.architecture), transformers=[model])[0]()
 
 
