@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Settings, field, hookimpl, state_space
+from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, field, hookimpl, state_space
 
 LLAMACLI_API = 1
 
@@ -62,6 +63,14 @@ def _rotated(settings: Settings) -> int:
     return int(n_rotated)
 
 
+def _rotated_rows(array: Any, settings: Settings) -> Any:
+    """Rows of queries or keys of which RoPE turns a part."""
+    head_dim, n_rotated = settings["hidden_size"] // settings["num_attention_heads"], _rotated(settings)
+    heads = array.reshape(-1, head_dim, *array.shape[1:])
+    rows = np.r_[np.arange(n_rotated).reshape(2, -1).T.ravel(), n_rotated:head_dim]
+    return heads[:, rows].reshape(array.shape)
+
+
 def _windowed(settings: Settings) -> list[bool]:
     """Layers with windows, three of four without a list."""
     kinds = settings.get("layer_types")
@@ -113,6 +122,7 @@ _HYBRID = Checkpoint(
 _BAMBA = attrs.evolve(
     _HYBRID, classes=("BambaForCausalLM",), variant=None, vocabulary=_VOCABULARY,
     keys=_KEYS | _HYBRID_KEYS | _USES_ROPE | {"rope.dimension_count": _rotated},
+    convert=dict(_HYBRID.convert) | dict.fromkeys(INTERLEAVED, Conversion(_rotated_rows)),
     defaults={**_HYBRID.defaults, **dict.fromkeys(_SCALES.values()), "rms_norm_eps": 1e-5, "rope_theta": 1e4,
               "max_position_embeddings": 262144, "layer_types": _indexed},
 )  # fmt: skip
