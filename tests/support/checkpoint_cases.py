@@ -1428,7 +1428,7 @@ CASES: dict[str, dict[str, Any]] = {
         "GraniteSWAForCausalLM", "granite_swa",
         _GRANITE_SWA | {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"],
                         "no_rope_layers": [0, 1]},
-        tokenizer="gpt2", tensors=_SINKS,
+        tokenizer="gpt2", tensors=_SINKS, changed={"no_rope_layers": None, "layer_rope_theta": [0.0, 1e4]},
     ),
     "granite_swa_moe": _case(
         "GraniteMoeSWAForCausalLM", "granitemoe_swa",
@@ -1940,6 +1940,7 @@ TRANSFORMERS = [
     "seed_oss", "jais2", "arcee", "phi3", "phi4", "glm4", "glm4moe", "solar_open", "deepseek2", "deepseek3", "hy_v3",
     "smollm3", "gemma", "gemma2", "gemma3", "phi2", "qwen3moe", "dbrx", "mimo2",
     "minicpm3", "deepseek32", "glm_dsa", "bamba",
+    "granite_swa",
 ]  # fmt: skip
 """Names of those whose logits are compared with transformers'."""
 

@@ -79,6 +79,15 @@ def _windowed(settings: Settings) -> list[bool]:
     ]  # fmt: skip
 
 
+def _rotates(settings: Settings) -> list[bool] | None:
+    """Layers with RoPE, None if all have it."""
+    bases, theta = settings.get("layer_rope_theta") or (), settings["rope_parameters"]["rope_theta"]
+    if {*bases} - {0, theta}:
+        raise ValueError(f"layer_rope_theta is {list(bases)}, expected {theta}, or 0 without RoPE")
+    rotates = [bool(base) for base in bases]
+    return [bool(x) for x in settings.get("no_rope_layers") or ()] or (None if all(rotates) else rotates)
+
+
 def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Without experts, the shared one is the network."""
     if settings.get("num_local_experts"):
@@ -131,8 +140,7 @@ _SWA = Checkpoint(
     dict(_MIXTURE.keys) | {
         "attention.sliding_window": lambda settings: int(settings.get("sliding_window", 128)),
         "attention.sliding_window_pattern": _windowed,
-        "attention.rope_pattern":
-        lambda settings: [bool(rotates) for rotates in settings.get("no_rope_layers") or ()] or None,
+        "attention.rope_pattern": _rotates,
     },
     _DEFAULTS, _VOCABULARY, _PRE, names="granitehybrid", convert=INTERLEAVED,
     rename=(
