@@ -445,6 +445,14 @@ _CONV: dict[str, tuple[int, ...]] = {
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32], "fmt": "e4m3"}
 
 
+_EYE: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2, "num_attention_heads": 2,
+    "intermediate_size": 64, "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "mlp_ratio": 2,
+}  # fmt: skip
+_SEEN = {"vision_config": _EYE}
+"""Tiny encoder of pictures, of which nothing is read."""
+
+
 def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`.
 
@@ -1279,7 +1287,7 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="sentencepiece",
         renamed=(("model.", "model.text_model."),),
         tensors={"model.vision_model.post_layernorm.weight": (32,),
-                 "model.connector.modality_projection.proj.weight": (64, 32)},
+                 "model.connector.modality_projection.proj.weight": (64, 32)}, changed=_SEEN,
     ),
     "janus": _case(
         "JanusForConditionalGeneration", "janus",
@@ -1287,6 +1295,8 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="llama3", renamed=(("model.", "model.language_model."),),
         tensors={"model.vision_model.post_layernorm.weight": (32,), "model.aligner.fc1.weight": (64, 32),
                  "model.vqmodel.quantize.embedding.weight": (32, 8), "model.generation_head.proj_out.weight": (64, 64)},
+        changed=_SEEN | {"vq_config": {"embed_dim": 4, "num_embeddings": 16, "base_channels": 32, "num_res_blocks": 1,
+                                       "channel_multiplier": [1, 1], "latent_channels": 8, "projection_dim": 64}},
     ),
     "qwen3moe_fp8": _case(
         "Qwen3MoeForCausalLM", "qwen3_moe",
@@ -1497,6 +1507,7 @@ CASES: dict[str, dict[str, Any]] = {
         "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_raw",
         {"head_dim": 16, "rope_theta": 5e5, "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}},
         tokenizer="sentencepiece", tensors={"mlp_AR.linear_1.weight": (64, 128), "visual.vision_model.x.bias": (32,)},
+        changed=_SEEN | {"model_type": "paddleocr_vl"},
     ),
     "cohere2": _case(
         "Cohere2ForCausalLM", "cohere2",
@@ -1667,12 +1678,12 @@ CASES: dict[str, dict[str, Any]] = {
         shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
             decoder_shapes(SIZES | _GLM_MOE, biases="qkv", qk_norm=32, experts="qwen") | _glm_moe()).items()
             if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
-        | {"model.visual.post_layernorm.weight": (32,)},
+        | {"model.visual.post_layernorm.weight": (32,)}, changed=_SEEN,
     ),
     "glm4v": _case(
         "Glm4vForConditionalGeneration", "glm4v",
         {"text_config": SIZES | {"model_type": "glm4v_text", "rope_parameters": _GLM_SECTIONS}}, tokenizer="glm",
-        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)},
+        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)}, changed=_SEEN,
     ),
     "glm_ocr": _case(
         "GlmOcrForConditionalGeneration", "glm_ocr",
@@ -1681,6 +1692,7 @@ CASES: dict[str, dict[str, Any]] = {
                                                                      "partial_rotary_factor": 1.0}}},
         tokenizer="glm", shapes=_glm_seen(SIZES | {"head_dim": 32, "num_hidden_layers": 3})
         | {f"model.language_model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()},
+        changed=_SEEN,
     ),
     "solar_open": _case(
         "SolarOpenForCausalLM", "solar_open",
@@ -1789,7 +1801,7 @@ CASES: dict[str, dict[str, Any]] = {
          "num_experts": 1, "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
                                             "xdrope_section": [4, 4, 4, 4]}},
         tokenizer="deepseek", pre="hunyuan-dense", generation={"eos_token_id": [266, 265]},
-        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)},
+        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)}, changed=_SEEN,
     ),
     "hunyuan_vl_mrope": _case(
         "HunYuanVLForConditionalGeneration", "hunyuan_vl",
@@ -1940,7 +1952,7 @@ TRANSFORMERS = [
     "seed_oss", "jais2", "arcee", "phi3", "phi4", "glm4", "glm4moe", "solar_open", "deepseek2", "deepseek3", "hy_v3",
     "smollm3", "gemma", "gemma2", "gemma3", "phi2", "qwen3moe", "dbrx", "mimo2",
     "minicpm3", "deepseek32", "glm_dsa", "bamba",
-    "granite_swa",
+    "granite_swa", "smolvlm", "janus", "glm4v", "glm45v", "glm_ocr", "hunyuan_vl", "paddleocr",
 ]  # fmt: skip
 """Names of those whose logits are compared with transformers'."""
 
