@@ -1886,7 +1886,10 @@ CASES: dict[str, dict[str, Any]] = {
         | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
            for name in ("input_layernorm", "post_attention_layernorm", "self_attn.o_proj")},
     ),
-    "gptoss": _case("GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS),
+    "gptoss": _case(
+        "GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS,
+        changed={"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+    ),
     "gptoss_mxfp4": _case(
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
         tensors=_gptoss(packed=True), **_GPTOSS_OPTIONS,
@@ -1953,6 +1956,7 @@ TRANSFORMERS = [
     "smollm3", "gemma", "gemma2", "gemma3", "phi2", "qwen3moe", "dbrx", "mimo2",
     "minicpm3", "deepseek32", "glm_dsa", "bamba",
     "granite_swa", "smolvlm", "janus", "glm4v", "glm45v", "glm_ocr", "hunyuan_vl", "paddleocr",
+    "gptoss",
 ]  # fmt: skip
 """Names of those whose logits are compared with transformers'."""
 
