@@ -163,6 +163,11 @@ def test_defaults_of_missing_fields(fields: dict[str, object], reason: str, tmp_
         ("hunyuan_moe", {"moe_topk": [1, 2]}, "expert_used_count: ValueError: moe_topk is [1, 2], expected one number"),
         ("hy_v4", {"indexer_types": ["full", "half"]}, "ValueError: indexer_types is ['full', 'half'], expected"),
         ("hy_v4", {"mlp_layer_types": ["sparse", "dense"]}, "first_k_dense_replace None: dense blocks must come first"),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [1e4, 5e5]},
+            "layer_rope_theta is [10000.0, 500000.0], expected 10000.0, or",
+        ),
         ("bailing3_vl", {"mrope_section": [1, 1, 1]}, "mrope_section is [1, 1, 1], expected 8 / 2 in all"),
     ],
 )

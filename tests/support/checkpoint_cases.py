@@ -469,10 +469,19 @@ _CONV: dict[str, tuple[int, ...]] = {
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32], "fmt": "e4m3"}
 
 
+_EYE: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2, "num_attention_heads": 2,
+    "intermediate_size": 64, "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "mlp_ratio": 2,
+}  # fmt: skip
+_SEEN = {"vision_config": _EYE}
+"""Tiny encoder of pictures, of which nothing is read."""
+
+
 def _case(kind: str, model_type: str, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Options of `write_checkpoint`: `tokenizer`, `dtype`, `shards`, and those of `decoder_shapes`.
 
-    A `slow` one is as large as llama.cpp's converter takes for granted.
+    `changed` are fields of config.json, and the `model_type`, of the comparison with transformers. A `slow` case is as
+    large as llama.cpp's converter takes for granted.
     """
     return {"architectures": [kind], "model_type": model_type, "config": SIZES | dict(config or {}), **options}
 
@@ -1212,7 +1221,7 @@ def _grok() -> Shapes:
 
 
 _DBRX: dict[str, Any] = {
-    "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320,
+    "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "vocab_size": 320, "rope_theta": 5e5,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
@@ -1483,6 +1492,7 @@ CASES: dict[str, dict[str, Any]] = {
         _LATENT | {"q_lora_rank": 48, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32,
                    "rope_scaling": _LONG_ROPE},
         tokenizer="sentencepiece", without=r"self_attn\.", tensors=_latent(rank_q=48),
+        changed={"dim_model_base": 256, "rms_norm_eps": 1e-6, "rope_scaling": None},
     ),
     "plm": _case(
         "PLMForCausalLM", "plm", _LATENT | {"q_lora_rank": None, "hidden_act": "relu2", "tie_word_embeddings": True},
@@ -1604,7 +1614,7 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="sentencepiece",
         renamed=(("model.", "model.text_model."),),
         tensors={"model.vision_model.post_layernorm.weight": (32,),
-                 "model.connector.modality_projection.proj.weight": (64, 32)},
+                 "model.connector.modality_projection.proj.weight": (64, 32)}, changed=_SEEN,
     ),
     "janus": _case(
         "JanusForConditionalGeneration", "janus",
@@ -1612,6 +1622,8 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="llama3", renamed=(("model.", "model.language_model."),),
         tensors={"model.vision_model.post_layernorm.weight": (32,), "model.aligner.fc1.weight": (64, 32),
                  "model.vqmodel.quantize.embedding.weight": (32, 8), "model.generation_head.proj_out.weight": (64, 64)},
+        changed=_SEEN | {"vq_config": {"embed_dim": 4, "num_embeddings": 16, "base_channels": 32, "num_res_blocks": 1,
+                                       "channel_multiplier": [1, 1], "latent_channels": 8, "projection_dim": 64}},
     ),
     "qwen3moe_fp8": _case(
         "Qwen3MoeForCausalLM", "qwen3_moe",
@@ -1751,7 +1763,8 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "qwen3moe": _case(
         "Qwen3MoeForCausalLM", "qwen3_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_theta": 1e6, "head_dim": 32,
+         "norm_topk_prob": True},
         tokenizer="qwen2", qk_norm=32, experts="qwen",
     ),
     "granite": _case(
@@ -1764,7 +1777,7 @@ CASES: dict[str, dict[str, Any]] = {
         "GraniteSWAForCausalLM", "granite_swa",
         _GRANITE_SWA | {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"],
                         "no_rope_layers": [0, 1]},
-        tokenizer="gpt2", tensors=_SINKS,
+        tokenizer="gpt2", tensors=_SINKS, changed={"no_rope_layers": None, "layer_rope_theta": [0.0, 1e4]},
     ),
     "granite_swa_moe": _case(
         "GraniteMoeSWAForCausalLM", "granitemoe_swa",
@@ -1802,7 +1815,7 @@ CASES: dict[str, dict[str, Any]] = {
         "BambaForCausalLM", "bamba",
         {"vocab_size": 317, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
          "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_expand": 2, "rope_theta": 1e4, "attn_rotary_emb": 8},
-        tokenizer="gpt2", shapes=_bamba(), differs=(r"\.ssm_a$",),
+        tokenizer="gpt2", shapes=_bamba(), differs=(r"\.ssm_a$", r"\.attn_[qk]\.weight$"),
     ),
     "rnd1": _case(
         "RND1", "rnd1",
@@ -1853,6 +1866,7 @@ CASES: dict[str, dict[str, Any]] = {
         "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_raw",
         {"head_dim": 16, "rope_theta": 5e5, "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}},
         tokenizer="sentencepiece", tensors={"mlp_AR.linear_1.weight": (64, 128), "visual.vision_model.x.bias": (32,)},
+        changed=_SEEN | {"model_type": "paddleocr_vl"},
     ),
     "cohere2": _case(
         "Cohere2ForCausalLM", "cohere2",
@@ -2001,7 +2015,7 @@ CASES: dict[str, dict[str, Any]] = {
     "phi2": _case(
         "PhiForCausalLM", "phi",
         {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
-         "intermediate_size": 256},
+         "intermediate_size": 256, "hidden_act": "gelu_new"},
         tokenizer="gpt2", norms=("input_layernorm",), biases="qkv", gated=False,
         renamed=((".o_proj", ".dense"), ("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2"),
                  ("model.norm", "model.final_layernorm")),
@@ -2051,12 +2065,12 @@ CASES: dict[str, dict[str, Any]] = {
         shapes={name.replace("model.", "model.language_model."): shape for name, shape in (
             decoder_shapes(SIZES | _GLM_MOE, biases="qkv", qk_norm=32, experts="qwen") | _glm_moe()).items()
             if "layers.0.mlp.gate." not in name and "layers.0.mlp.experts" not in name}
-        | {"model.visual.post_layernorm.weight": (32,)},
+        | {"model.visual.post_layernorm.weight": (32,)}, changed=_SEEN,
     ),
     "glm4v": _case(
         "Glm4vForConditionalGeneration", "glm4v",
         {"text_config": SIZES | {"model_type": "glm4v_text", "rope_parameters": _GLM_SECTIONS}}, tokenizer="glm",
-        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)},
+        shapes=_glm_seen(SIZES, "qkv") | {"model.visual.post_layernorm.weight": (1536,)}, changed=_SEEN,
     ),
     "glm_ocr": _case(
         "GlmOcrForConditionalGeneration", "glm_ocr",
@@ -2065,6 +2079,7 @@ CASES: dict[str, dict[str, Any]] = {
                                                                      "partial_rotary_factor": 1.0}}},
         tokenizer="glm", shapes=_glm_seen(SIZES | {"head_dim": 32, "num_hidden_layers": 3})
         | {f"model.language_model.layers.2.{name}.weight": shape for name, shape in _PREDICTION.items()},
+        changed=_SEEN,
     ),
     "solar_open": _case(
         "SolarOpenForCausalLM", "solar_open",
@@ -2097,6 +2112,7 @@ CASES: dict[str, dict[str, Any]] = {
         tokenizer="deepseek", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True) | {
             "model.layers.2.shared_head.norm.weight": (64,), "model.layers.2.shared_head.head.weight": (320, 64),
             "model.layers.2.embed_tokens.weight": (320, 64)},
+        changed={"index_n_heads": 32},
     ),
     "deepseek4": {
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "tokenizer": "deepseek",
@@ -2127,7 +2143,7 @@ CASES: dict[str, dict[str, Any]] = {
                         "rope_scaling": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
                         "rope_theta": 1e6, "indexer_types": ["full", "full"], "n_group": 1, "head_dim": 8},
         tokenizer="glm", without=_LAYERS, tensors=_deepseek(3, rank_q=32, predicts=True, indexer=True)
-        | {"model.layers.2.shared_head.norm.weight": (64,)},
+        | {"model.layers.2.shared_head.norm.weight": (64,)}, changed={"index_n_heads": 32},
     ),
     "glm5_next": _case(
         "Glm5NextForConditionalGeneration", "glm5_next",
@@ -2215,7 +2231,7 @@ CASES: dict[str, dict[str, Any]] = {
          "num_experts": 1, "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
                                             "xdrope_section": [4, 4, 4, 4]}},
         tokenizer="deepseek", pre="hunyuan-dense", generation={"eos_token_id": [266, 265]},
-        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)},
+        tensors=_hunyuan_norms(2, 32) | {"vit.layers.0.mlp.dense_h_to_4h.weight": (32, 16)}, changed=_SEEN,
     ),
     "hunyuan_vl_mrope": _case(
         "HunYuanVLForConditionalGeneration", "hunyuan_vl",
@@ -2270,7 +2286,7 @@ CASES: dict[str, dict[str, Any]] = {
          "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "scoring_func": "sigmoid",
          "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
          "attention_value_scale": 0.707},
-        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(),
+        tokenizer="qwen2", without=_LAYERS, tensors=_mimo(), changed={"model_type": "mimo_v2_flash"},
     ),
     "step35": {
         "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7_vl", "tokenizer": "deepseek",
@@ -2309,7 +2325,10 @@ CASES: dict[str, dict[str, Any]] = {
         | {f"model.layers.{i}.{name}.bias": (64,) for i in range(2)
            for name in ("input_layernorm", "post_attention_layernorm", "self_attn.o_proj")},
     ),
-    "gptoss": _case("GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS),
+    "gptoss": _case(
+        "GptOssForCausalLM", "gpt_oss", _GPTOSS, tensors=_gptoss(packed=False), **_GPTOSS_OPTIONS,
+        changed={"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+    ),
     "gptoss_mxfp4": _case(
         "GptOssForCausalLM", "gpt_oss", _GPTOSS | {"quantization_config": {"quant_method": "mxfp4"}},
         tensors=_gptoss(packed=True), **_GPTOSS_OPTIONS,
@@ -2325,7 +2344,8 @@ CASES: dict[str, dict[str, Any]] = {
         "SmolLM3ForCausalLM", "smollm3", {"rope_theta": 2e6, "tie_word_embeddings": True}, tokenizer="llama3"
     ),
     "gemma": _case(
-        "GemmaForCausalLM", "gemma", {"head_dim": 32, "tie_word_embeddings": True}, tokenizer="sentencepiece"
+        "GemmaForCausalLM", "gemma",
+        {"head_dim": 32, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, tokenizer="sentencepiece",
     ),
     "gemma2": _case(
         "Gemma2ForCausalLM", "gemma2",
@@ -2377,6 +2397,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 COMPARED = [name for name, case in CASES.items() if case.get("peer", True)]
 """Names of those that llama.cpp's converter reads."""
+
+TRANSFORMERS = [
+    *(name for name, case in checkpoint_models.MODELS.items() if case.get("transformers", True)),
+    "llama", "llama3", "llama_biases", "llava", "mistral", "mixtral", "qwen2", "qwen2_yarn", "qwen2moe", "qwen3",
+    "qwen3_tied", "granite", "granite_swa_moe", "hrm", "olmo2", "olmo3", "olmoe", "ernie", "cohere2", "cohere2moe",
+    "seed_oss", "jais2", "arcee", "phi3", "phi4", "glm4", "glm4moe", "solar_open", "deepseek2", "deepseek3", "hy_v3",
+    "smollm3", "gemma", "gemma2", "gemma3", "phi2", "qwen3moe", "dbrx", "mimo2",
+    "minicpm3", "deepseek32", "glm_dsa", "bamba",
+    "granite_swa", "smolvlm", "janus", "glm4v", "glm45v", "glm_ocr", "hunyuan_vl", "paddleocr",
+    "gptoss",
+]  # fmt: skip
+"""Names of those whose logits are compared with transformers'."""
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "roberta": {"split": None, "bos": True},

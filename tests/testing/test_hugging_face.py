@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiny_variants
-from checkpoint_models import MODELS
+from checkpoint_cases import CASES, TRANSFORMERS
 from llamacli import InvalidRequestError
 from llamacli.checkpoints import Folder
 from llamacli.loaders import open_model_file
@@ -138,22 +138,23 @@ def test_results_of_transformers(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*reduce_op:FutureWarning")  # of torch, where a traceback looks through modules
-@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.get("transformers", True)])
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_folders_of_transformers(name: str, tmp_path: Path) -> None:
     """Models that transformers saves, read as folders."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    case, plugins = MODELS[name], installed_plugins()
+    case, plugins = CASES[name], installed_plugins()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": case["architectures"], **case["config"]}))
     layout = plugins.checkpoint(Folder(tmp_path))
     drawn = dict.fromkeys(key for key in hugging_face.sizes(0) if not key.endswith("token_id"))
     size = {"vocab_size": vocabulary_size("test")}
-    config = drawn | case["config"] | size
+    config = drawn | case["config"] | case.get("changed", {}) | size
     if "vocab_size_per_layer_input" in config:
         config |= {"vocab_size_per_layer_input": size["vocab_size"]}
     if text := config.get("text_config"):
         config |= {"text_config": text | size}
-    model = HuggingFaceModel(case["model_type"], config, checkpoint=layout, exact=case.get("exact", 1e-8))
+    kind = config.pop("model_type", case["model_type"])
+    model = HuggingFaceModel(kind, config, checkpoint=layout, exact=case.get("exact", 1e-8))
     checks_of(plugins.architecture(layout.architecture), transformers=[model])[0]()
 
 

@@ -7,6 +7,7 @@ Residual streams are mixed (mHC). In the first layers, a token's id decides abou
 
 import functools
 import math
+from typing import Any
 
 import attrs
 import numpy as np
@@ -92,16 +93,17 @@ class DeepSeek4(Architecture):
         # The magnitude of YaRN is undone.
         magnitude = 1 / (1 - 0.1 * math.log(rope.freq_scale)) if rope.ext_factor and rope.freq_scale < 1 else 1.0
         base = metadata.get_float(f"{self.name}.attention.compress_rope_freq_base", minimum=2.0)
+        rope_pooled = attrs.evolve(rope, base=base, attn_factor=magnitude)
         return DeepSeek4Config(
             **{field.name: getattr(common, field.name) for field in attrs.fields(Config)},
             rope=attrs.evolve(rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0),
-            rope_pooled=attrs.evolve(rope, base=base, attn_factor=magnitude),
+            rope_pooled=rope_pooled,
             ratios=ratios,
             window=count("attention.sliding_window"),
             rank_q=count("attention.q_lora_rank"),
             n_group=n_group,
             rank_o=count("attention.output_lora_rank"),
-            indexer=Indexer.from_gguf(metadata, self.name, rope),
+            indexer=Indexer.from_gguf(metadata, self.name, rope_pooled, at_end=True),
             streams=Streams.from_gguf(metadata, self.name),
             mixture=mixture,
             n_hash=count("hash_layer_count", minimum=0, maximum=n_layer),
@@ -188,14 +190,10 @@ class DeepSeek4(Architecture):
         rope = attrs.evolve(c.rope_pooled, first=width - c.rope_pooled.n_dims, offset=1 - ratio)
         return g.rope(g.rms_norm(k, norm, c.rms_eps), rope, width)
 
-    def choose(self, g: Graph, c: DeepSeek4Config, block: Params, h: Value, h_q: Value) -> Value:
+    def choose(self, g: Graph, c: DeepSeek4Config, block: Params, h: Value, h_q: Value) -> Any:
         """Numbers of the blocks that attention reads."""
-        index, dim = c.indexer, c.indexer.dim
-        rope = attrs.evolve(c.rope_pooled, first=dim - c.rope_pooled.n_dims)
-        q = g.rope(g.linear(h_q, block.indexer_attn_q_b), rope, dim)
-        kv = g.store(self.pooled(g, c, block, "indexer", h, _CHOSEN, dim), None, head_dim=dim)
-        weights = g.linear(h, block.indexer_proj)
-        return g.select(q, kv, index.n_chosen, weights=weights, block=_CHOSEN, pooled=True).chosen
+        k = self.pooled(g, c, block, "indexer", h, _CHOSEN, c.indexer.dim)
+        return c.indexer.best(g, block, h, h_q, k, _CHOSEN).chosen
 
     def feed_forward(self, g: Graph, c: DeepSeek4Config, i: int, block: Params, h: Value) -> Value:
         """Routed and shared experts of block i."""

@@ -122,11 +122,9 @@ class Glm5Next(KimiLinear):
 
     def choose(self, g: Graph, c: Any, block: Params, h: Value, h_q: Value) -> Any:
         """Choice of blocks, by queries and pooled keys."""
-        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, c.indexer.norm_eps)
         scores, bias = g.linear(h, block.indexer_compressor_gate), block.indexer_compressor_ape
-        index = g.store(pooled(g, k, scores, bias, c.pool), None, head_dim=c.indexer.dim)
-        q, weights = g.linear(h_q, block.indexer_attn_q_b), g.linear(h, block.indexer_proj)
-        return g.select(q, index, c.indexer.n_chosen, weights=weights, block=c.pool, pooled=True)
+        k = pooled(g, c.indexer.keys(g, block, h), scores, bias, c.pool)
+        return c.indexer.best(g, block, h, h_q, k, c.pool)
 
     def sparse(self, g: Graph, c: Any, block: Params, h: Value, h_q: Value, cells: Any) -> Value:
         """Multi-head latent attention, absorbed, without RoPE."""

@@ -75,14 +75,11 @@ class HyV4(DeepSeek2):
         key = f"{self.name}.attention.indexer"
         if not metadata.get_int(f"{key}.top_k", default=0, minimum=0):
             return {"indexer": None, "chooses": (False,) * common.n_layer}
-        chooses, indexer = (
-            metadata.get_bools(f"{key}.types", common.n_layer),
-            Indexer.from_gguf(metadata, self.name, common.rope),
-        )
+        chooses = metadata.get_bools(f"{key}.types", common.n_layer)
         if not chooses[0]:
             raise ModelFormatError(f"{metadata.source}: {key}.types: the first layer must choose")
-        rope = attrs.evolve(common.rope, first=indexer.dim - common.rope.n_dims)
-        return {"indexer": attrs.evolve(indexer, rope=rope, norm_eps=common.rms_eps), "chooses": chooses}
+        indexer = Indexer.from_gguf(metadata, self.name, common.rope, at_end=True)
+        return {"indexer": attrs.evolve(indexer, norm_eps=common.rms_eps), "chooses": chooses}
 
     def rope_and_scale(self, metadata: Metadata, n_rope: int, key_dim: int) -> tuple[Rope, float]:
         """RoPE and the factor of scores."""

@@ -34,13 +34,18 @@ class Indexer:
     norm_eps: float = _NORM_EPS
 
     @classmethod
-    def from_gguf(cls, metadata: Metadata, architecture: str, rope: Rope) -> Self:
-        """Read the keys `{architecture}.attention.indexer.*`."""
+    def from_gguf(cls, metadata: Metadata, architecture: str, rope: Rope, *, at_end: bool = False) -> Self:
+        """Read the keys `{architecture}.attention.indexer.*`.
+
+        RoPE rotates the first numbers of queries and keys, or the last `at_end`.
+        """
 
         def count(key: str, minimum: int = 1) -> int:
             return metadata.get_int(f"{architecture}.attention.indexer.{key}", minimum=minimum, maximum=1 << 16)
 
-        return cls(count("head_count"), count("key_length", rope.n_dims), attrs.evolve(rope, first=0), count("top_k"))
+        dim = count("key_length", rope.n_dims)
+        rope = attrs.evolve(rope, first=dim - rope.n_dims if at_end else 0)
+        return cls(count("head_count"), dim, rope, count("top_k"))
 
     def add_tensors(self, block: TensorTable, n_embd: int, rank_q: int, *, unused: bool = False) -> None:
         """Add its tensors; `unused` ones are not read."""
@@ -59,10 +64,18 @@ class Indexer:
 
     def choose(self, g: Graph, block: Params, h: Value, h_q: Value) -> Any:
         """Choice of the cells by the input of attention and compressed queries."""
+        return self.best(g, block, h, h_q, self.rotated(g, self.keys(g, block, h)))
+
+    def keys(self, g: Graph, block: Params, h: Value) -> Value:
+        """Normalised keys."""
+        return g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, self.norm_eps)
+
+    def best(self, g: Graph, block: Params, h: Value, h_q: Value, k: Value, n_pooled: int = 0) -> Any:
+        """Choice among keys, or pooled keys of blocks of `n_pooled` tokens."""
         q = self.rotated(g, g.linear(h_q, block.indexer_attn_q_b))
-        k = g.layer_norm(g.linear(h, block.indexer_attn_k), block.indexer_k_norm, self.norm_eps)
-        index = g.store(self.rotated(g, k), None, head_dim=self.dim)
-        return g.select(q, index, self.n_chosen, weights=g.linear(h, block.indexer_proj))
+        pooled: dict[str, Any] = {"block": n_pooled, "pooled": True} if n_pooled else {}
+        index, weights = g.store(k, None, head_dim=self.dim), g.linear(h, block.indexer_proj)
+        return g.select(q, index, self.n_chosen, weights=weights, **pooled)
 
     def rotated(self, g: Graph, x: Value) -> Value:
         """Queries or keys behind RoPE."""

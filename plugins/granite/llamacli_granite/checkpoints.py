@@ -63,12 +63,29 @@ def _rotated(settings: Settings) -> int:
     return int(n_rotated)
 
 
+def _rotated_rows(array: Any, settings: Settings) -> Any:
+    """Rows of queries or keys of which RoPE turns a part."""
+    head_dim, n_rotated = settings["hidden_size"] // settings["num_attention_heads"], _rotated(settings)
+    heads = array.reshape(-1, head_dim, *array.shape[1:])
+    rows = np.r_[np.arange(n_rotated).reshape(2, -1).T.ravel(), n_rotated:head_dim]
+    return heads[:, rows].reshape(array.shape)
+
+
 def _windowed(settings: Settings) -> list[bool]:
     """Layers with windows, three of four without a list."""
     kinds = settings.get("layer_types")
     return [kind == "sliding_attention" for kind in kinds] if kinds else [
         i % 4 != 0 for i in range(settings["num_hidden_layers"])
     ]  # fmt: skip
+
+
+def _rotates(settings: Settings) -> list[bool] | None:
+    """Layers with RoPE, None if all have it."""
+    bases, theta = settings.get("layer_rope_theta") or (), settings["rope_parameters"]["rope_theta"]
+    if {*bases} - {0, theta}:
+        raise ValueError(f"layer_rope_theta is {list(bases)}, expected {theta}, or 0 without RoPE")
+    rotates = [bool(base) for base in bases]
+    return [bool(x) for x in settings.get("no_rope_layers") or ()] or (None if all(rotates) else rotates)
 
 
 def _names(settings: Settings) -> tuple[tuple[str, str], ...]:
@@ -114,6 +131,7 @@ _HYBRID = Checkpoint(
 _BAMBA = attrs.evolve(
     _HYBRID, classes=("BambaForCausalLM",), variant=None, vocabulary=_VOCABULARY,
     keys=_KEYS | _HYBRID_KEYS | _USES_ROPE | {"rope.dimension_count": _rotated},
+    convert=dict(_HYBRID.convert) | dict.fromkeys(INTERLEAVED, Conversion(_rotated_rows)),
     defaults={**_HYBRID.defaults, **dict.fromkeys(_SCALES.values()), "rms_norm_eps": 1e-5, "rope_theta": 1e4,
               "max_position_embeddings": 262144, "layer_types": _indexed},
 )  # fmt: skip
@@ -122,8 +140,7 @@ _SWA = Checkpoint(
     dict(_MIXTURE.keys) | {
         "attention.sliding_window": lambda settings: int(settings.get("sliding_window", 128)),
         "attention.sliding_window_pattern": _windowed,
-        "attention.rope_pattern":
-        lambda settings: [bool(rotates) for rotates in settings.get("no_rope_layers") or ()] or None,
+        "attention.rope_pattern": _rotates,
     },
     _DEFAULTS, _VOCABULARY, _PRE, names="granitehybrid", convert=INTERLEAVED,
     rename=(
