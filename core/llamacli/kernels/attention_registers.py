@@ -1,6 +1,7 @@
 """Products of attention in registers.
 
-Scores of rows of queries, and weighted sums of values. Keys and values are read from the pages of a KV cache, some of them ahead.
+Scores of rows of queries, and weighted sums of values. Keys and values are read from the pages of a KV cache, while those
+of the next positions are prefetched.
 """
 
 from __future__ import annotations
@@ -250,8 +251,8 @@ def _values_of_rows(kind: int, n: int, part_bytes: Any) -> Any:
 def scores_of_tile(name: str) -> Any:
     """Compiled function of scores with a tile's keys.
 
-    Up to 8 rows of queries. `table` is the address of the tile's page table, `keys` an offset in each page, `ahead` the address of an address a
-    page, whose bytes are prefetched.
+    Up to 8 rows of queries. `table` is the address of the tile's page table, `keys` an offset in each page, `ahead` the
+    address of an address a page, whose bytes are prefetched.
     """
     of_1, of_2, of_3, of_4, of_6, of_8 = (_scores_of_rows(cells.NUMBERS[name], n) for n in _ROWS)
 

@@ -61,7 +61,7 @@ def _clear_line(b: ir.Builder, out: ir.Value) -> None:
 def _round_keys(typingctx: Any, kind: Any, part: Any, i: Any, head_dim: Any, out: Any) -> Any:
     """Round some dimensions of a page's keys.
 
-    A line has two of them. They are the two from 2 * i on, or of integers those of unit i. The literal is the keys' type.
+    A line has two of them. They are the two from 2 * i on, or of integers those of unit i. The literal is the type.
     """
     number = kind.literal_value
 
