@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure attention of one token: bytes of the cache a second.
+"""Measure attention: bytes of the cache and operations a second.
 
     python benchmarks/attention.py                                       # 8,000 cells, one thread
     python benchmarks/attention.py 3x3x64 8x4x128 --depth 1056 8000 --types f16 q8_0 --threads 2
+    python benchmarks/attention.py --rows 512 --depth 4096 [--tiles]     # the last 512 tokens of a prompt, by AMX
     python benchmarks/attention.py --other /tmp/before                   # with another checkout, in turns
 
 A shape is heads of keys x heads of queries for each x numbers of a head. Layers are as many as fill 300 MB, so that
@@ -29,14 +30,16 @@ BYTES = 300 << 20
 class Layers:
     """Cells of several layers with the step of each."""
 
-    def __init__(self, shape: str, kind: str, depth: int, threads: int):
+    def __init__(self, shape: str, kind: str, depth: int, options: argparse.Namespace):
+        from llamacli.kernels import attention as kernels
         from llamacli.kernels.attention import ATTENTION, attention, partial_bytes, scratch_bytes
         from llamacli.kernels.layout import ROW, RUN
         from llamacli.kernels.team import STEP, Team
         from llamacli.kv import KVLayout, KVPool, KVSequence
         from llamacli.kv.layout import KVSpec
-        from llamacli.util.memory import view
+        from llamacli.util.memory import anonymous, view
 
+        threads, n_rows = options.threads, options.rows
         n_head_kv, group, head_dim = map(int, shape.split("x"))
         random = np.random.default_rng(0)
         spec = KVSpec(n_head_kv=n_head_kv, head_dim=head_dim, value_dim=head_dim)
@@ -51,14 +54,19 @@ class Layers:
         numbers = random.integers(0x20, 0x3C, n_page, dtype=np.uint8)  # ordinary numbers in every type
         for page in filter(None, sequence.tables[0]):
             view(int(page), n_page)[:] = numbers
-        queries = random.standard_normal((1, n_head_kv * group * head_dim)).astype(np.float32)
+        queries = random.standard_normal((n_rows, n_head_kv * group * head_dim)).astype(np.float32)
         self._out = np.zeros_like(queries)
-        row = depth - 1, depth - 1, sequence.addresses.ctypes.data, sequence.seq_len, depth
-        rows = np.array([(*row, *[0] * (len(ROW) - len(row)))], ROW)
-        scratch = np.zeros((threads, scratch_bytes(head_dim, head_dim) // 4), np.float32)
+        shared = sequence.addresses.ctypes.data, sequence.seq_len, depth, *[0] * (len(ROW) - 5)
+        rows = np.array([(cell, cell, *shared) for cell in range(depth - n_rows, depth)], ROW)
+        self.n_operations = 4 * n_head_kv * group * head_dim * sum(range(depth - n_rows + 1, depth + 1))
+        make, in_tiles = attention, {}
+        if options.tiles:  # older checkouts have none
+            make, in_tiles = kernels.tiled_attention, {"in_tiles": True}
+        scratch = anonymous(threads * -(-scratch_bytes(head_dim, head_dim, **in_tiles) // 64) * 64)
+        scratch = scratch.reshape(threads, -1)
         partials = np.zeros(partial_bytes(head_dim, threads), np.uint8)
         self._run = np.zeros(1, RUN)
-        self._run["n_rows"], self._run["rows"] = 1, rows.ctypes.data
+        self._run["n_rows"], self._run["rows"] = n_rows, rows.ctypes.data
         self._team, self._kept = Team(threads), [queries, rows, scratch, partials]
         self._steps: list[tuple[Any, Any]] = []
         for layer in range(n_layers):
@@ -71,7 +79,7 @@ class Layers:
                 "partials": partials.ctypes.data, "partial_bytes": partials.nbytes, "scale": 0.02,
             }.items():  # fmt: skip
                 args[name] = value
-            step["function"], step["args"] = attention(layout.kv_type).address, args.ctypes.data
+            step["function"], step["args"] = make(layout.kv_type).address, args.ctypes.data
             self._steps.append((args, step))
 
     def fastest(self, seconds: float) -> float:
@@ -95,10 +103,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for depth in options.depth:
         for kind in options.types:
             for shape in options.shapes:
-                layers = Layers(shape, kind, depth, options.threads)
+                layers = Layers(shape, kind, depth, options)
                 seconds = layers.fastest(options.seconds)
                 row = {"depth": depth, "type": kind, "shape": shape, "us": round(1e6 * seconds, 1)}
-                rows.append(row | {"gb_s": round(layers.n_bytes / seconds / 1e9, 1), "digest": layers.digest()})
+                speeds = {"gb_s": round(layers.n_bytes / seconds / 1e9, 1)}
+                speeds["gop_s"] = round(layers.n_operations / seconds / 1e9, 1)
+                rows.append(row | speeds | {"digest": layers.digest()})
     return rows
 
 
@@ -117,6 +127,8 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["1x1x64", "3x3x64", "8x4x64", "8x4x128", "1x8x256"])
     parser.add_argument("--depth", type=int, nargs="+", default=[8000], help="cells that the token sees")
     parser.add_argument("--types", nargs="+", default=["f16", "q8_0"], help="types of the cache")
+    parser.add_argument("--rows", type=int, default=1, help="tokens, the last of the cells")
+    parser.add_argument("--tiles", action="store_true", help="by AMX")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--other", type=Path, help="another checkout")
@@ -127,14 +139,19 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     own = [*options.shapes, "--depth", *map(str, options.depth), "--types", *options.types]
-    own += ["--threads", str(options.threads), "--seconds", str(options.seconds)]
+    own += ["--threads", str(options.threads), "--seconds", str(options.seconds), "--rows", str(options.rows)]
+    own += ["--tiles"] * options.tiles
     roots = [ROOT, *([options.other] if options.other else [])]
     found = [[measure_in(root, own) for root in roots] for _ in range(options.turns if options.other else 1)]
-    print(f"{'depth':>6} {'type':6}{'shape':9}{'us':>9}{'GB/s':>7}" + "  other  ratio  bits" * bool(options.other))
+    print(
+        f"{'depth':>6} {'type':6}{'shape':9}{'us':>9}{'GB/s':>7}{'Gop/s':>7}"
+        + "  other  ratio  bits" * bool(options.other)
+    )
     for number, row in enumerate(found[0][0]):
         speeds = [max(turn[side][number]["gb_s"] for turn in found) for side in range(len(roots))]
         us = min(turn[0][number]["us"] for turn in found)
-        line = f"{row['depth']:6} {row['type']:6}{row['shape']:9}{us:9.1f}{speeds[0]:7.1f}"
+        operations = max(turn[0][number]["gop_s"] for turn in found)
+        line = f"{row['depth']:6} {row['type']:6}{row['shape']:9}{us:9.1f}{speeds[0]:7.1f}{operations:7.1f}"
         if options.other:
             equal = row["digest"] == found[0][1][number]["digest"]
             line += f"{speeds[1]:7.1f}{speeds[0] / speeds[1]:7.2f}  {'equal' if equal else 'differ'}"

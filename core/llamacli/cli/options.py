@@ -58,7 +58,7 @@ load_option = option(
 
 prompts_option = option(
     "--prompts", type=click.Choice([way.value for way in Prompts]), default=Prompts.REGISTERS.value, show_default=True,
-    help="Matrix products of prompts: as those of generated tokens (registers), or by AMX in bfloat16 (tiles).",
+    help="Products of prompts: as those of generated tokens (registers), or by AMX in bfloat16 (tiles).",
 )  # fmt: skip
 """Option `--prompts`: a `Prompts` by name."""
 

@@ -1,7 +1,7 @@
 """Products of attention in registers.
 
-Scores of rows of queries, and weighted sums of values. Keys and values are read from the pages of a KV cache, while those
-of the next positions are prefetched.
+Scores of rows of queries, and weighted sums of values. Keys and values are read from the pages of a KV cache; those of
+the next positions are prefetched meanwhile.
 """
 
 from __future__ import annotations
