@@ -444,8 +444,9 @@ def trace_classifier(architecture: Architecture, config: Config, weights: Weight
 
     Raises PluginError for one that does not compute a score of each class from `g.previous_hidden`.
     """
-    graph, n = Graph(), max(1, len(config.labels))
+    graph = Graph()
     scores = architecture.classifier(graph, config, weights)
+    n = max(1, len(config.labels)) if scores else 0  # a config of encoders has no labels
     return _of_states(f"classifier of {architecture.name!r}", graph, scores, n)
 
 
