@@ -40,6 +40,7 @@ REFUSED = (
     *("hunyuan_one_expert", "gemma3n_keys", "gemma3n_shared"),  # no expert is used of one; infinite numbers
     *("deci", "rwkv6qwen2"),  # blocks without parts that the others have; heads that are not counted as such
     *("hrm_text", "hy_v3_nextn", "mimo2_nextn", "step35_nextn"),  # fewer blocks than `block_count`
+    "nemotron_h_moe_puzzle",  # numbers of experts by layer
 )
 """Variants whose keys do not say what their tensors are."""
 

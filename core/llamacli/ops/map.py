@@ -31,7 +31,7 @@ class Map(Lanewise):
 
     @classmethod
     def examples(cls, g: Recorder, x: Value, param: MakeParam) -> Iterator[Value]:
-        for name in ("identity", "silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
+        for name in ["identity", "silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp", "never"]:
             yield map_(g, x, getattr(activations, name))
 
 
@@ -41,7 +41,7 @@ def map_(g: Recorder, x: Value, function: Formula) -> Value:
     One of `llamacli.plugin`, or one written like them.
 
     Formula: `out = f(x)`; f is `identity`, `silu`, `gelu`, `gelu_erf`, `relu`, `relu_squared`, `sigmoid`, `tanh`,
-        `softplus`, `exp` or a function of `(v, x)`
+        `softplus`, `exp`, `never` or a function of `(v, x)`
     Shapes: x [n, width]; out [n, width]
     Limits: `gelu` is the form by tanh; exp is bounded at -87 and 88; softplus is x above 20
     Example: `up = g.map(g.linear(x, block.ffn_up), relu_squared)`
