@@ -168,7 +168,7 @@ def install(side: str) -> None:
     global _side
     _side = side
     from llamacli import session  # noqa: F401 - loads the modules that it needs
-    from llamacli.engine import native, weights
+    from llamacli.engine import lowering, native, weights
     from llamacli.kernels import encoding, packing, team
     from llamacli.kv import pool
     from llamacli.util import memory as system_memory
@@ -177,7 +177,7 @@ def install(side: str) -> None:
     for module in _modules("engine", "kv", "sampling", "session", "kernels.team"):
         if vars(module).get("np") is np:
             vars(module).update(np=_NumPy("numpy"))
-    for module in (system_memory, weights, pool):
+    for module in (system_memory, lowering, weights, pool):
         vars(module).update(anonymous=memory)
     pack = _on_copies(packing.pack)
     for module in (packing, weights):
