@@ -171,7 +171,7 @@ _simple(
     vector=lambda d: d.graph.div(x := d.x(d.width()), d.param(x.width)),
 )
 _simple("SigmoidGate", any=lambda d: d.graph.sigmoid_gate(d.x(d.width()), d.x(1)))
-for _name in ("identity", "silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp"):
+for _name in ("identity", "silu", "gelu", "relu", "relu_squared", "sigmoid", "tanh", "softplus", "exp", "never"):
     _simple("Map", **{_name: lambda d, _name=_name: d.graph.map(_bounded(d, _name), getattr(activations, _name))})
 for _kind in Activation:
     _simple("Gated", **{_kind.value: lambda d, _kind=_kind: d.graph.gated(*_two(d), _kind)})
