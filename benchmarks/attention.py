@@ -154,7 +154,8 @@ def main() -> None:
         line = f"{row['depth']:6} {row['type']:6}{row['shape']:9}{us:9.1f}{speeds[0]:7.1f}{operations:7.1f}"
         if options.other:
             equal = row["digest"] == found[0][1][number]["digest"]
-            line += f"{speeds[1]:7.1f}{speeds[0] / speeds[1]:7.2f}  {'equal' if equal else 'differ'}"
+            ratio = min(turn[1][number]["us"] for turn in found) / us
+            line += f"{speeds[1]:7.1f}{ratio:7.2f}  {'equal' if equal else 'differ'}"
         print(line)
 
 

@@ -21,10 +21,11 @@ import numpy as np
 from llamacli.kernels import attention_tiles, simd
 from llamacli.kernels.attention_registers import (
     LOWEST,
+    ROW_SCORES,
     TILE,
     keys_of_tile,
     scores_of_tile,
-    stored_weights,
+    to_relative_weights,
     values_of_page,
 )
 from llamacli.kernels.deferred import carray, njit
@@ -63,9 +64,8 @@ _SPLIT_UNITS, _PARTIAL_CHUNKS, _PARTIAL_BYTES = 8, 64, 1 << 26
 """Threads share cells where there are fewer units of heads than this for each. Chunks of each unit that there is memory
 for, and the most bytes of it."""
 
-_MAX_STATES, _STATES_BYTES, _ROW_SCORES = 16, 1 << 17, 4 * TILE
-"""Units of heads and tokens that go through the cells together, at most, and bytes of their queries and sums; bytes of
-a row of scores."""
+_MAX_STATES, _STATES_BYTES = 16, 1 << 17
+"""Units of heads and tokens that go through the cells together, at most, and bytes of their queries and sums."""
 
 _ENDS, _PARTIAL_ENDS = 16, 64
 """Bytes of a row's largest score and sum of weights, in this chunk and in all; of the former two beside shared sums."""
@@ -84,10 +84,10 @@ def scratch_bytes(head_dim: int, value_dim: int, *, in_tiles: bool = False) -> i
     """
     if in_tiles:
         one = 4 * attention_tiles.ROWS * (attention_tiles.padded(head_dim) + 2 * padded(value_dim) + _ENDS // 4)
-        rest = attention_tiles.ROWS * _ROW_SCORES + 2 * TILE * (attention_tiles.padded(head_dim) + padded(value_dim))
+        rest = attention_tiles.ROWS * ROW_SCORES + 2 * TILE * (attention_tiles.padded(head_dim) + padded(value_dim))
         return _MAX_STATES * one + rest
     one = 4 * MAX_QUERY_ROWS * (padded(head_dim) + 2 * max(padded(head_dim), padded(value_dim)) + _ENDS // 4)
-    return max(1, min(_MAX_STATES, _STATES_BYTES // one)) * one + MAX_QUERY_ROWS * _ROW_SCORES
+    return max(1, min(_MAX_STATES, _STATES_BYTES // one)) * one + MAX_QUERY_ROWS * ROW_SCORES
 
 
 def partial_bytes(value_dim: int, n_threads: int) -> int:
@@ -267,8 +267,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
     def rest_bytes(head_dim: Any, value_dim: Any) -> Any:
         """Bytes of the scores of rows, and of a tile in bfloat16."""
         if in_tiles:
-            return max_rows * _ROW_SCORES + rounded_key_bytes(head_dim) + _stride(value_dim) // 2 * TILE
-        return max_rows * _ROW_SCORES
+            return max_rows * ROW_SCORES + rounded_key_bytes(head_dim) + _stride(value_dim) // 2 * TILE
+        return max_rows * ROW_SCORES
 
     @njit(inline="always")
     def query_stride(head_dim: Any) -> Any:
@@ -423,7 +423,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
         all_keys, all_values = simd.read_i64(kv + _LAYER * a.layer + 8), simd.read_i64(kv + _LAYER * a.layer + 16)
         keys, values = all_keys + head_kv * key_part, all_values + head_kv * value_part
         zero = simd.splat(np.float32(0))
-        rounded_keys = scores + max_rows * _ROW_SCORES
+        rounded_keys = scores + max_rows * ROW_SCORES
         ahead_keys = _ahead_memory()
         ahead_values = ahead_keys + 8 * _PAGES
         if in_tiles:
@@ -459,7 +459,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
             is_whole = is_plain and seen >= TILE and unseen <= 0
             for head in range(first_head, first_head + heads):
                 i = token * heads + head - first_head
-                row_scores, row_ends, sums = scores + _ROW_SCORES * i, ends + 4 * i, out + i * out_stride
+                row_scores, row_ends, sums = scores + ROW_SCORES * i, ends + 4 * i, out + i * out_stride
                 if in_tiles:
                     if not is_whole:
                         adjust_row(args, row_scores, head, start, own, seen, unseen, begin, n_pages)
@@ -479,7 +479,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
                     simd.store(at, p)
                     total = simd.add(total, p)
                     if values_in_keys:
-                        stored_weights(k_type, at)
+                        to_relative_weights(k_type, at)
                 rescale_row(sums, out_stride, row_ends, new_max, total)
 
         if in_tiles:
@@ -562,7 +562,7 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
                 if row == first_row and (part == 0 or unit == first_unit):
                     turn = head_kv - first_kv
                     if in_tiles:
-                        round_tile(args, run, scores + max_rows * _ROW_SCORES, tile * TILE, row, last_row, head_kv)
+                        round_tile(args, run, scores + max_rows * ROW_SCORES, tile * TILE, row, last_row, head_kv)
                 add_tile(
                     args, run, state, scores, tile * TILE, row, count, head_kv, first_head, heads, turn, n_kv,
                 )  # fmt: skip

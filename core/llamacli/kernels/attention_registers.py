@@ -18,6 +18,9 @@ from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, FloatType
 TILE = 64
 """Positions whose keys and values are processed at once."""
 
+ROW_SCORES = 4 * TILE
+"""Bytes of a row of scores."""
+
 LOWEST = -3.0e38
 """Score of a position that is not seen."""
 
@@ -89,7 +92,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
         zeros = [ir.constant(ir.F32X16, 0.0)] * len(chains)
         totals = _with_prefetch(b, count, n_bytes, following, zeros, add_keys)
         for (page, row), total in zip(chains, totals, strict=True):
-            place = ir.offset(b, out, 4 * TILE * row + 4 * PAGE * page)
+            place = ir.offset(b, out, ROW_SCORES * row + 4 * PAGE * page)
             ir.store(b, place, cells.absolute_scores(b, number, total))
         return context.get_dummy_value()
 
@@ -121,7 +124,7 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any
         def add_cell(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             at, loaded = b.mul(cell, ir.I64(4)), [load(cell) for load in loads]
             return [
-                ir.fma(b, ir.broadcast_f32(b, ir.offset(b, b.add(weights[i], at), 4 * TILE * row)), loaded[i], total)
+                ir.fma(b, ir.broadcast_f32(b, ir.offset(b, b.add(weights[i], at), ROW_SCORES * row)), loaded[i], total)
                 for (i, row), total in zip(chains, totals, strict=True)
             ]
 
@@ -135,16 +138,27 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any
     return types.void(kind, n, n_columns, *[_i64] * 8), codegen
 
 
-@intrinsic(prefer_literal=True)
-def stored_weights(typingctx: Any, kind: Any, p: Any) -> Any:
-    """Convert 16 weights of keys to weights of stored keys, in place."""
-    number = kind.literal_value
+def _in_place(convert: Callable[[ir.Builder, int, ir.Value], ir.Value]) -> Any:
+    """Function that converts a vector of scores or weights where it is.
 
-    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        ir.store(b, args[1], cells.relative_weights(b, number, ir.load(b, args[1], ir.F32X16)))
-        return context.get_dummy_value()
+    Its arguments are the number of the keys' type, a literal, and the address.
+    """
 
-    return types.void(kind, _i64), codegen
+    @intrinsic(prefer_literal=True)
+    def converted(typingctx: Any, kind: Any, at: Any) -> Any:
+        number = kind.literal_value
+
+        def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+            ir.store(b, args[1], convert(b, number, ir.load(b, args[1], ir.F32X16)))
+            return context.get_dummy_value()
+
+        return types.void(kind, _i64), codegen
+
+    return converted
+
+
+to_absolute_scores, to_relative_weights = _in_place(cells.absolute_scores), _in_place(cells.relative_weights)
+"""From scores with stored keys to those with keys, and from weights of keys to those of stored ones."""
 
 
 @intrinsic(prefer_literal=True)
@@ -183,7 +197,7 @@ def _accumulate_keys(typingctx: Any, kind: Any, n: Any, p: Any, pages: Any, keys
                 # Cells beyond may hold NaN.
                 loaded = [b.select(stored, key, none) for key in load_keys(part, first_dim)]
                 at = b.add(p, b.mul(page, ir.I64(4 * PAGE)))
-                weights = [ir.load(b, ir.offset(b, at, 4 * TILE * row), ir.F32X16) for row in range(n_rows)]
+                weights = [ir.load(b, ir.offset(b, at, ROW_SCORES * row), ir.F32X16) for row in range(n_rows)]
                 return [ir.fma(b, loaded[i % n_dims], weights[i // n_dims], total) for i, total in enumerate(totals)]
 
             totals = ir.loop(b, b.sub(n_pages, begin), [none] * UNIT, body)
@@ -315,7 +329,7 @@ def keys_of_tile(name: str) -> Any:
         for unit in range(-(-n_dims // UNIT)):
             i = 0
             while i < n:
-                weights, sums = p + 4 * TILE * i, out + i * out_stride
+                weights, sums = p + ROW_SCORES * i, out + i * out_stride
                 if n - i > 1 and is_float:
                     _accumulate_keys(
                         kind, together, weights, table, keys, begin, n_pages, n_cells, unit, head_dim, sums, out_stride,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.attention_registers import LOWEST, TILE
+from llamacli.kernels.attention_registers import LOWEST, ROW_SCORES, TILE, to_absolute_scores
 from llamacli.kernels.deferred import intrinsic, njit, types
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, IntegerType
@@ -25,9 +25,6 @@ ROWS = 16
 
 _PAGES, _DIMS, _POSITIONS = TILE // PAGE, 32, 2
 """Pages of a tile of positions, numbers of a head in a line, and tiles of AMX for the positions."""
-
-_SCORES = 4 * TILE
-"""Bytes of a row of scores."""
 
 _i64 = types.int64
 
@@ -173,7 +170,7 @@ def _multiply_keys(
 
     ir.loop(b, n_blocks, [], body)
     for page in range(_PAGES):
-        store_tile(b, page, ir.offset(b, out, page * LINE), ir.I64(_SCORES))
+        store_tile(b, page, ir.offset(b, out, page * LINE), ir.I64(ROW_SCORES))
 
 
 def _multiply_values(n: int) -> Any:
@@ -183,7 +180,7 @@ def _multiply_values(n: int) -> Any:
         for column in range(n):
             load_tile(b, column, ir.offset(b, out, column * LINE), out_stride)
         for part in range(_POSITIONS):
-            load_tile(b, _FACTORS[part], ir.offset(b, p, part * LINE), ir.I64(_SCORES))
+            load_tile(b, _FACTORS[part], ir.offset(b, p, part * LINE), ir.I64(ROW_SCORES))
             for column in range(n):
                 at = ir.offset(b, values, (column * _POSITIONS + part) * TILE_BYTES)
                 load_tile(b, _WEIGHTS[column % 2], at, ir.I64(LINE))
@@ -205,22 +202,10 @@ def scores_of_tile(k: str) -> Any:
     def scores(n: Any, q: Any, q_stride: Any, keys: Any, head_dim: Any, out: Any) -> None:
         _multiply_keys(q, q_stride, keys, -(-head_dim // _DIMS), out)
         if is_stored:
-            for at in range(out, out + n * _SCORES, LINE):
-                _to_absolute(number, at)
+            for at in range(out, out + n * ROW_SCORES, LINE):
+                to_absolute_scores(number, at)
 
     return scores
-
-
-@intrinsic(prefer_literal=True)
-def _to_absolute(typingctx: Any, kind: Any, scores: Any) -> Any:
-    """Convert scores of stored keys to scores of keys, in place."""
-    number = kind.literal_value
-
-    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
-        ir.store(b, args[1], cells.absolute_scores(b, number, ir.load(b, args[1], ir.F32X16)))
-        return context.get_dummy_value()
-
-    return types.void(kind, _i64), codegen
 
 
 @njit
@@ -266,7 +251,7 @@ def weigh(
     `maxima` and `totals` are float32 [16], the largest score and the sum of weights of each row so far; `sums`, rows of
     n_columns vectors, are rescaled to a new maximum. A score of `LOWEST` has the weight 0.
     """
-    rows = [ir.offset(b, scores, _SCORES * row) for row in range(ROWS)]
+    rows = [ir.offset(b, scores, ROW_SCORES * row) for row in range(ROWS)]
 
     def load(row: int) -> list[ir.Value]:
         return [ir.load(b, ir.offset(b, rows[row], LINE * page), ir.F32X16) for page in range(_PAGES)]

@@ -134,14 +134,7 @@ class Attention(Op):
         return n, n
 
     def lower(self, to: Lowering) -> None:
-        from llamacli.kernels.attention import (
-            ATTENTION,
-            attention,
-            latent_attention,
-            partial_bytes,
-            scratch_bytes,
-            tiled_attention,
-        )
+        from llamacli.kernels.attention import ATTENTION, attention, latent_attention, partial_bytes, tiled_attention
 
         q, out, state = f32(self.q), f32(self.out), to.states[self.layer]
         sinks = to.vector(self.sinks) if self.sinks else None
@@ -157,10 +150,9 @@ class Attention(Op):
             edge = self.max_distance + PAGE  # a page of distances beyond, of the same bucket
             table = to.vector(self.bias).reshape(self.bias.shape[0], -1)[:, :n_head]
             bias = to.memory(np.ascontiguousarray(self._biases(table, np.arange(-edge, edge)), np.float32))
-        kernel, scratch = latent_attention if state.values_in_keys else attention, head_scratch(to, state)
-        if to.is_tiled and not state.values_in_keys:
-            kernel = tiled_attention
-            scratch = to.scratch(scratch_bytes(state.head_dim, state.value_dim, in_tiles=True))
+        in_tiles = to.is_tiled and not state.values_in_keys
+        kernel = tiled_attention if in_tiles else latent_attention if state.values_in_keys else attention
+        scratch = head_scratch(to, state, in_tiles=in_tiles)
         n_bytes = partial_bytes(state.head_dim if state.values_in_keys else state.value_dim, len(scratch))
         partials = to.shared(("sums of chunks", n_bytes), lambda: anonymous(n_bytes))
         to.step(

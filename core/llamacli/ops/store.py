@@ -105,8 +105,8 @@ def cache_slot(layer: int) -> Slot:
     return Slot(layer, "cache", 0)
 
 
-def head_scratch(to: Lowering, state: KVSpec) -> Array:
+def head_scratch(to: Lowering, state: KVSpec, *, in_tiles: bool = False) -> Array:
     """Memory that each thread needs for one head, a row a thread."""
     from llamacli.kernels.attention import scratch_bytes
 
-    return to.scratch(scratch_bytes(state.head_dim, state.value_dim))
+    return to.scratch(scratch_bytes(state.head_dim, state.value_dim, in_tiles=in_tiles))
