@@ -7,7 +7,8 @@ server a sixth, `llamacli.apis`:
 - `llamacli.architectures`: the entry's *name* is the exact `general.architecture` string of the files that it runs, so
   that loading a model imports only the family it needs. Several names may point at one module.
 - `llamacli.media`: the entry's name is the exact `clip.projector_type` of the mmproj files whose pictures it encodes.
-- `llamacli.checkpoints`: the entry's name is a value of `architectures` in config.json, of a Hugging Face folder.
+- `llamacli.checkpoints`: the name is a value of `architectures` in config.json, of a Hugging Face folder, or the
+  name of a tensor if there is no such file.
 - `llamacli`: everything else (loaders, tensor types, chat formats, tokenizers, samplers).
 """
 

@@ -283,6 +283,8 @@ class Plugins:
             if found.variant:
                 found = value_of(found.variant, folder.config, f"{folder.path}/config.json")
             return found
+        if not folder.has_config:
+            raise ModelFormatError(f"{folder.path}: {folder.without_config()}")
         claims = self.claimed_architectures(CHECKPOINTS)
         remote = folder.raw.get("auto_map")
         code = " its own code (auto_map) is not run." if remote else ""

@@ -357,6 +357,19 @@ def test_a_damaged_vocabulary_of_qwen_is_named(line: str, told: str, tmp_path: P
     expect(folder, plugins, str(path), told)
 
 
+@pytest.mark.parametrize(("case", "name"), [("rwkv6", "rwkv_vocab_v20230424.txt"), ("qwen", "qwen.tiktoken")])
+def test_a_missing_vocabulary_is_named(case: str, name: str, tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, case)
+    (folder / name).unlink()
+    expect(folder, plugins, f"{folder}: {name} is missing")
+
+
+def test_tensors_that_no_plugin_knows_by_themselves(tmp_path: Path, plugins: Plugins) -> None:
+    folder = cases.write_checkpoint(tmp_path, "llama")
+    (folder / "config.json").unlink()
+    expect(folder, plugins, "config.json is missing")
+
+
 def test_missing_mixes_of_rwkv(tmp_path: Path, plugins: Plugins) -> None:
     folder = cases.write_checkpoint(tmp_path, "rwkv6")
     shapes = cases.shapes_of(cases.CASES["rwkv6"])

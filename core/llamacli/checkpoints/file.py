@@ -124,7 +124,7 @@ class CheckpointFile:
         self._pairs = {key: metadata_pair(key, value) for key, value in keys.items()}
         header = packed_header(list(self._pairs.values()), [])
         self.metadata = parse_header(header, str(folder.path)).metadata
-        self.paths = [*folder.path.glob("config.json"), *folder.files]
+        self.paths = [folder.path / "config.json", *folder.files] if folder.has_config else list(folder.files)
 
     @property
     def file_type(self) -> str:
@@ -162,11 +162,12 @@ class CheckpointFile:
     def _quantized(self) -> dict[str, str]:
         """Names of scales by the names of their float8 matrices."""
         quantization = self._folder.raw.get("quantization_config") or {}
-        entries = self._folder.entries
+        entries, of_blocks = self._folder.entries, set(self._packed.values())
         found = {
             name.removesuffix(suffix): name
             for suffix in ("_scale_inv", "_scale")
-            for name in set(entries).difference(self._packed.values())
+            for name in entries
+            if name not in of_blocks
             if name.endswith(f".weight{suffix}") or (name.endswith(f"_proj{suffix}") and "experts" in name)
         }
         for name in entries:
@@ -185,7 +186,9 @@ class CheckpointFile:
             )
         for name, entry in entries.items():
             if entry.dtype.startswith("F8_E4M3") and name not in found:
-                raise ModelFormatError(f"{entry.path}: tensor {name!r} is float8 without {name}_scale_inv")
+                raise ModelFormatError(
+                    f"{entry.path}: tensor {name!r} is float8 without scales, such as {name}_scale_inv"
+                )
         return found
 
     def _block(self) -> tuple[int, ...]:

@@ -22,21 +22,24 @@ _TEXT = ("text_config", "llm_config", "lm_config", "language_config", "lfm", "tr
 """Fields of config.json with the fields of a language model."""
 
 
-_NAMED = {"flow_lm.bos_emb": "PocketTTSModel"}
-"""Classes of folders without config.json, by a tensor."""
-
-
 class Folder:
     """Hugging Face folder.
 
-    `config` are the fields of config.json, with those of a language model inside; `classes` its `architectures`.
-    Raises ModelFormatError naming the file that is missing or wrong.
+    `config` are the fields of config.json, with those of a language model inside; `classes` its `architectures`, or
+    without the file the names of the tensors. Raises ModelFormatError naming the file that is missing or wrong.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self._files: dict[Path, SafetensorsFile] = {}
-        self.raw = read_json(path / "config.json") or self._guessed()
+        self.has_config = (path / "config.json").is_file()
+        self.raw: dict[str, Any] = {}
+        if self.has_config:
+            self.raw = read_json(path / "config.json")
+        elif any(path.glob("model*.safetensors")):
+            self.raw = {"architectures": [*self.entries]}
+        else:
+            raise ModelFormatError(f"{path}: {self.without_config()}")
         places = (self.raw.get("thinker_config"), self.raw)
         inner: dict[str, Any] = next(
             (place[field] for place in places if place for field in _TEXT if isinstance(place.get(field), dict)), {}
@@ -50,16 +53,8 @@ class Folder:
             )
         self.classes: list[str] = classes
 
-    def _guessed(self) -> dict[str, Any]:
-        """Fields of a folder without config.json."""
-        if (self.path / "config.json").is_file():
-            return {}
-        tensors = self.entries if any(self.path.glob("model*.safetensors")) else {}
-        if found := [name for tensor, name in _NAMED.items() if tensor in tensors]:
-            return {"architectures": found}
-        raise ModelFormatError(f"{self.path}: {self._without_config()}")
-
-    def _without_config(self) -> str:
+    def without_config(self) -> str:
+        """Reason why a folder without config.json is not read."""
         names = sorted(entry.name for entry in self.path.iterdir())
         if not names:
             return "the folder is empty: no model"

@@ -127,6 +127,8 @@ def value_of(value: Any, settings: Settings, place: str) -> Any:
     """
     try:
         return value(settings) if callable(value) else value
+    except ModelFormatError:
+        raise
     except KeyError as error:
         raise ModelFormatError(f"{place}: {error} is missing") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -10,10 +10,12 @@ from llamacli.tokenizer.merging import Merger, merger_by_rank
 from llamacli.tokenizer.pretokenizers import PreTokenizer
 from llamacli.tokenizer.vocabulary import Vocabulary, VocabularyScheme
 
-# GPT-2 encodes each byte as a printable character: Latin-1's own if printable, else one from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(0x100)) - set(_PRINTABLE))
 BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+"""Bytes by the characters that stand for them in byte-level BPE (GPT-2).
+
+Those of Latin-1 that are printable stand for themselves, characters from U+0100 on for the others."""
 
 
 class ByteLevelBPE(VocabularyScheme):

@@ -6,19 +6,16 @@ writes. `tokenizer.ggml.pre` is found by its effect: the name whose rules split 
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import regex
 
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8
 from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
 from llamacli.tokenizer.vocabulary import TokenKind
@@ -36,8 +33,6 @@ _ADDED = ("bos", "eos", "sep")
 """Special tokens with a key add_..._token."""
 
 _FAIRSEQ = "sentencepiece.bpe.model"
-_RANKED = "qwen.tiktoken"
-_WORLD = "rwkv_vocab_v20230424.txt"
 _PREFIXED = "XLMRobertaTokenizer", "XLMRobertaTokenizerFast", "CamembertTokenizer", "CamembertTokenizerFast"
 """Classes of tokenizers that put a space before texts."""
 
@@ -62,8 +57,8 @@ def vocabulary_keys(
     Kinds: "sentencepiece" (tokenizer.model), "prefixed" (it, with its space before texts), "byte_fallback" (BPE of
     tokenizer.json with bytes), "ranked" (its merges kept, as Gemma 4's files have them), "bpe" (byte-level),
     "wordpiece", "unigram" (spiece.model), "fairseq" (sentencepiece.bpe.model, or Unigram of tokenizer.json), "numbered"
-    (Unigram of tokenizer.json), "scored" (tokenizer.jsonl, PLaMo's tokens with scores), "rwkv" (the text file of RWKV
-    World), "tiktoken" (qwen.tiktoken, tokens with ranks) and "none" (a model without texts).
+    (Unigram of tokenizer.json), "scored" (tokenizer.jsonl, PLaMo's tokens with scores), "own" (special tokens, to which
+    the layout's `tokenizer` adds what it reads) and "none" (a model without texts).
     `pre` are names that `tokenizer.ggml.pre` has rather than others of the same effect. Raises ModelFormatError.
     """
     found = [kind for kind in kinds if (_KINDS[kind][0])(folder)]
@@ -125,14 +120,6 @@ def _unigram_path(folder: Path) -> Path | None:
 
 def _is_scored(folder: Path) -> bool:
     return (folder / "tokenizer.jsonl").is_file()
-
-
-def _is_tiktoken(folder: Path) -> bool:
-    return (folder / _RANKED).is_file()
-
-
-def _is_rwkv(folder: Path) -> bool:
-    return (folder / _WORLD).is_file()
 
 
 def _is_unigram(folder: Path) -> bool:
@@ -328,85 +315,6 @@ def _scored(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys
     return keys | _chat_templates(folder, settings)
 
 
-def _rwkv(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
-    """Tokens of RWKV World, as Python writes bytes."""
-    path, texts = folder / _WORLD, ["<s>"]
-    for number, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), 1):
-        try:
-            literal, length = line.partition(" ")[2].rsplit(" ", 1)
-            token = ast.literal_eval(literal)
-            token = token if isinstance(token, bytes) else token.encode()
-            if len(token) != int(length):
-                raise ValueError(f"{len(token)} bytes, expected {length}")
-        except (AttributeError, SyntaxError, ValueError) as error:
-            raise ModelFormatError(f"{path}: line {number}: {error}") from error
-        texts.append(repr(token)[2:-1])
-    n_more = config.get("vocab_size", 65536) - len(texts)
-    if n_more < 0:
-        raise ModelFormatError(f"{path}: {len(texts)} tokens, and vocab_size of config.json is {config['vocab_size']}")
-    types = [TokenKind.CONTROL, *[TokenKind.NORMAL] * (len(texts) - 1), *[TokenKind.UNUSED] * n_more]
-    texts += [f"[PAD{i}]" for i in range(len(texts), len(texts) + n_more)]
-    return special_keys(folder, merges=False) | {
-        "tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": texts,
-        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": _BLANK_LINE,
-    }  # fmt: skip
-
-
-def _tiktoken(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
-    """Tokens of Qwen 1, and merges, which their ranks say."""
-    path, ranks = folder / _RANKED, dict[bytes, int]()
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            text, of_text = line.split()
-            ranks[b64decode(text, validate=True)] = int(of_text)
-        except ValueError as error:
-            raise ModelFormatError(f"{path}: line {number}: {error}") from error
-    char_of_byte = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-    texts = {rank: "".join(map(char_of_byte.__getitem__, token)) for token, rank in ranks.items()}
-    merges = []
-    for token, rank in ranks.items():
-        if len(token) == 1:
-            continue
-        parts = _merged(token, ranks, rank)
-        if len(parts) != 2:
-            raise ModelFormatError(f"{path}: token {rank} is not made of two before it")
-        merges.append(" ".join("".join(map(char_of_byte.__getitem__, part)) for part in parts))
-    special = {len(ranks) + i: text for i, text in enumerate(_OF_QWEN)}
-    size = config["vocab_size"]
-    if (last := max(*texts, *special)) >= size:
-        raise ModelFormatError(f"{path}: token {last} is beyond vocab_size = {size} of config.json")
-    kinds = (special, TokenKind.CONTROL), (texts, TokenKind.NORMAL)
-    types = [next((kind for known, kind in kinds if i in known), TokenKind.UNUSED) for i in range(size)]
-    texts |= special
-    keys = special_keys(folder, merges=False)
-    named = any(f"tokenizer.ggml.{name}" in keys for name in _IDS.values())
-    for name in ("unk",) if named else ("bos", "eos", "unk"):
-        keys.setdefault(f"tokenizer.ggml.{_IDS[name]}", len(ranks))
-    return keys | {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre[0],
-        "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
-        "tokenizer.ggml.token_type": [int(kind) for kind in types], "tokenizer.ggml.merges": merges,
-    }  # fmt: skip
-
-
-def _merged(token: bytes, ranks: Mapping[bytes, int], rank: int) -> list[bytes]:
-    """Parts of a token by the merges that come before it."""
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while True:
-        pairs = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
-        if (best := min(pairs, default=rank)) >= rank:
-            return parts
-        i = pairs.index(best)
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-
-
-_OF_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
-"""Special tokens of Qwen 1, which its files do not have."""
-_BLANK_LINE = 261
-"""Token of RWKV World that ends turns."""
-
-
 def _ranked(folder: Path, config: Mapping[str, Any], pre: Sequence[str]) -> Keys:
     keys = _byte_fallback(folder, config, pre)
     del keys["tokenizer.ggml.pre"]
@@ -469,9 +377,8 @@ _KINDS: Mapping[str, tuple[Callable[[Path], bool], Callable[[Path, Mapping[str, 
     "unigram": (_is_unigram, _unigram),
     "wordpiece": (_is_wordpiece, _wordpiece),
     "none": (lambda folder: True, lambda folder, config, pre: {"tokenizer.ggml.model": "none"}),
+    "own": (lambda folder: True, lambda folder, config, pre: special_keys(folder, merges=False)),
     "scored": (_is_scored, _scored),
-    "rwkv": (_is_rwkv, _rwkv),
-    "tiktoken": (_is_tiktoken, _tiktoken),
     "fairseq": (_is_fairseq, _fairseq),
     "numbered": (_is_numbered, _numbered),
 }

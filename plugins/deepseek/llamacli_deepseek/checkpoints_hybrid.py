@@ -117,22 +117,21 @@ def _dots_pattern(settings: Settings) -> list[bool]:
     return _windowed(settings)[: settings["num_hidden_layers"]]
 
 
-def _sizes(settings: Settings, block: int | None = None) -> Settings:
-    """Fields of config.json, with the sizes of a block."""
+def _of_windows(settings: Settings) -> Settings:
+    """Fields of config.json, with the sizes of layers with a window."""
     names = "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"
-    if not _windowed(settings)[settings["block"] if block is None else block]:
-        return settings
     return {**settings, **{name: settings[f"swa_{name}"] for name in names}}
 
 
-def _of_windows(key: str) -> Callable[[Settings], Any]:
+def _sizes(settings: Settings, block: int | None = None) -> Settings:
+    """Fields of config.json, with the sizes of a block."""
+    block = settings["block"] if block is None else block
+    return _of_windows(settings) if _windowed(settings)[block] else settings
+
+
+def _windowed_key(key: str) -> Callable[[Settings], Any]:
     """Value of a key of latent attention in layers with a window."""
-
-    def value(settings: Settings) -> Any:
-        names = "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"
-        return LATENT.keys[key]({**settings, **{name: settings[f"swa_{name}"] for name in names}})
-
-    return value
+    return lambda settings: LATENT.keys[key](_of_windows(settings))
 
 
 def _by_block(conversion: Conversion) -> Conversion:
@@ -232,7 +231,7 @@ CHECKPOINTS = (
             ],
             "attention.sliding_window": field("sliding_window_size"),
             "attention.sliding_window_pattern": _dots_pattern,
-            **{f"attention.{name}_swa": _of_windows(f"attention.{name}") for name in (
+            **{f"attention.{name}_swa": _windowed_key(f"attention.{name}") for name in (
                 "kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")},
             **{f"attention.indexer.{name}": field(f"index_{source}") for name, source in (
                 ("head_count", "n_heads"), ("key_length", "head_dim"), ("top_k", "topk"))},

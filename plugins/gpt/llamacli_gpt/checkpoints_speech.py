@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import Checkpoint, Conversion, Settings
+from llamacli.plugin import Checkpoint, Conversion, Settings, TokenKind
 
 _TABLE, _LAYERS = "flow_lm.conditioner.embed.weight", "flow_lm.transformer.layers."
 _VOICE, _BEGIN = "flow_lm.bos_before_voice", "flow_lm.bos_emb"
-_CONTROL, _SCORE = 3, -1000.0
+_SCORE = -1000.0
 _TENSORS = {
     "norm1": "attn_norm", "norm2": "ffn_norm", "self_attn.q": "attn_q", "self_attn.k": "attn_k",
     "self_attn.v": "attn_v", "self_attn.out_proj": "attn_output", "linear1": "ffn_up", "linear2": "ffn_down",
@@ -38,7 +38,7 @@ def _vectors(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, An
     names = ["<|pad|>", *voice, "<|audio_bos|>"]
     last: dict[str, list[Any]] = {
         "tokens": names,
-        "token_type": [_CONTROL] * len(names),
+        "token_type": [int(TokenKind.CONTROL)] * len(names),
         "scores": [_SCORE] * len(names),
     }
     keys = {f"tokenizer.ggml.{name}": values for name, values in last.items()}
@@ -47,7 +47,7 @@ def _vectors(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, An
 
 
 POCKET_TTS = Checkpoint(
-    "pockettts", ("PocketTTSModel",), {},
+    "pockettts", ("PocketTTSModel", _BEGIN), {},
     {
         "num_hidden_layers": _n_layer, "hidden_size": lambda settings: settings["shapes"][_TABLE][1],
         "intermediate_size": lambda settings: settings["shapes"][f"{_LAYERS}0.linear1.weight"][0],

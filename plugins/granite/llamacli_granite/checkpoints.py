@@ -155,26 +155,22 @@ _SWA = Checkpoint(
 )  # fmt: skip
 
 
-def _interleaved(array: Array, n_head: int) -> Array:
-    """Rows of heads for RoPE that rotates pairs."""
-    *rest, n_rows, n_columns = array.shape
-    return array.reshape(*rest, n_head, 2, n_rows // n_head // 2, n_columns).swapaxes(-3, -2).reshape(array.shape)
-
-
 def _joined(array: Array, settings: Settings) -> Array:
-    """Queries, keys and values below each other, the first two interleaved."""
+    """Queries, keys and values; the first two for RoPE of pairs."""
     n_head, n_head_kv = settings["num_attention_heads"], settings["num_key_value_heads"]
     head_dim = array.shape[0] // (n_head + 2 * n_head_kv)
     q, k, v = np.split(array, (n_head * head_dim, (n_head + n_head_kv) * head_dim))
-    return np.concatenate([_interleaved(q, n_head), _interleaved(k, n_head_kv), v])
+    q, k = (INTERLEAVED[f"attn_{name}.weight"].apply(rows, settings) for name, rows in (("q", q), ("k", k)))
+    return np.concatenate([q, k, v])
 
 
-def _adapters(heads: str = "") -> Conversion:
-    """Matrices of all adapters behind zeros, interleaved for a number of `heads`."""
+def _adapters(target: str) -> Conversion:
+    """Matrices of adapters behind zeros, some for RoPE of pairs."""
+    rotated = INTERLEAVED.get(target.replace(".lora_b", ".weight"))
 
     def apply(array: Array, settings: Settings) -> Array:
-        array = _interleaved(array[:, 0], settings[heads]) if heads else array[:, 0]
-        return np.concatenate([np.zeros_like(array[:1]), array])
+        found = [rotated.apply(rows, settings) if rotated else rows for rows in array[:, 0]]
+        return np.stack([np.zeros_like(found[0]), *found])
 
     return Conversion(apply, lambda shape, settings: (shape[0] + 1, *shape[2:]))
 
@@ -183,7 +179,6 @@ _PARTS = {
     "self_attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "shared_mlp.input_linear": ("ffn_gate", "ffn_up"),
 }  # fmt: skip
 _ADAPTED = {"self_attn.o_proj": "attn_output", "shared_mlp.output_linear": "ffn_down"}
-_HEADS = {"attn_q.lora_b": "num_attention_heads", "attn_k.lora_b": "num_key_value_heads"}
 _CHANGES = {
     f"{name}.lora_{side}_slices.{i}": f"{part}.lora_{side.lower()}"
     for name, parts in _PARTS.items() for i, part in enumerate(parts) for side in "AB"
@@ -209,7 +204,7 @@ _SWITCH = Checkpoint(
     split=_DENSE, names="granite",
     tensors={f"model.layers.{{}}.{name}": f"blk.{{}}.{target}"
              for name, target in (_CHANGES | {"self_attn.qkv_proj": "attn_qkv"}).items()},
-    convert={target: _adapters(_HEADS.get(target, "")) for target in _CHANGES.values()}
+    convert={target: _adapters(target) for target in _CHANGES.values()}
     | {"attn_qkv.weight": Conversion(_joined)},
 )  # fmt: skip
 CHECKPOINTS = (_GRANITE, _MIXTURE, _HYBRID, _BAMBA, _SWA, _SWITCH)

@@ -9,6 +9,7 @@ from llamacli.plugin import (
     Checkpoint,
     Conversion,
     Settings,
+    TokenKind,
     field,
     head_dim,
     hookimpl,
@@ -20,8 +21,6 @@ from llamacli_llama import checkpoints as llama
 LLAMACLI_API = 1
 
 Shape = tuple[int, ...]
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens in files."""
 
 
 # --- Llama 4 ---
@@ -87,7 +86,8 @@ def _redefined(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, 
     for number, added in tokenizer.get("added_tokens_decoder", {}).items():
         if (i := int(number)) < len(tokens):
             unknown, special = added["content"] == tokenizer["unk_token"], bool(added.get("special"))
-            types[i] = _USER_DEFINED if not special else _UNKNOWN if unknown else _CONTROL
+            own = TokenKind.UNKNOWN if unknown else TokenKind.CONTROL
+            types[i] = int(own if special else TokenKind.USER_DEFINED)
             tokens[i], scores[i] = added["content"], 0.0 if special else -10000.0
     return dict(zip(names, (tokens, scores, types), strict=True))
 
@@ -99,7 +99,7 @@ def _turns(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]
     """End of turns, a control token, and the template's own file."""
     vocabulary, ends = settings["vocabulary"], settings.get("eos_token_id")
     tokens = zip(vocabulary["tokenizer.ggml.tokens"], vocabulary["tokenizer.ggml.token_type"], strict=True)
-    types = [_CONTROL if text == "</assistant>" else number for text, number in tokens]
+    types = [int(TokenKind.CONTROL) if text == "</assistant>" else number for text, number in tokens]
     found: dict[str, Any] = {"tokenizer.ggml.token_type": types}
     if (path := settings["folder"] / "chat_template.jinja").is_file():
         found["tokenizer.chat_template"] = path.read_text("utf-8")

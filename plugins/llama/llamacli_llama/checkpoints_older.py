@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, head_dim, hookimpl
+from llamacli.plugin import INTERLEAVED, Checkpoint, Conversion, Settings, TokenKind, head_dim, hookimpl
 
 LLAMACLI_API = 1
 
 Shape = tuple[int, ...]
-
-_UNUSED = 5
-"""Type of tokens that are not used."""
 
 
 def _part_of_groups(part: slice, rotated: Conversion | None = None) -> Conversion:
@@ -45,9 +42,9 @@ def _intern(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any
     texts, types = list(keys["tokenizer.ggml.tokens"]), list(keys["tokenizer.ggml.token_type"])
     for i, text in enumerate(texts):
         if text == b"\0":
-            texts[i], types[i] = "\U0001f409", _UNUSED
+            texts[i], types[i] = "\U0001f409", int(TokenKind.UNUSED)
         elif isinstance(text, bytes) and text.startswith(b"[UNUSED"):
-            types[i] = _UNUSED
+            types[i] = int(TokenKind.UNUSED)
     added = tokenizer.get("added_tokens_decoder", {})
     ends = [int(i) for i, token in added.items() if token["content"] == "<|im_end|>"]
     found = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types}

@@ -5,6 +5,7 @@ from typing import Any
 
 from llamacli.plugin import Checkpoint, Conversion, Settings, field, hookimpl
 from llamacli_qwen import checkpoints_draft, checkpoints_hybrid, checkpoints_speech
+from llamacli_qwen.checkpoints_first import QWEN
 
 LLAMACLI_API = 1
 
@@ -88,11 +89,7 @@ _PRE = ("qwen2", "deepseek-r1-qwen")
 _MOE = {"num_experts_per_tok": 4, "num_key_value_heads": 16}
 
 CHECKPOINTS = (
-    Checkpoint(
-        "qwen", ("QWenLMHeadModel",),
-        {"attention.layer_norm_rms_epsilon": field("layer_norm_epsilon", kind=float)},
-        vocabulary=("tiktoken",), pre=_PRE,
-    ),
+    QWEN,
     Checkpoint(
         "qwen2",
         ("Qwen2ForCausalLM", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.plugin import Checkpoint, Conversion, Settings
+from llamacli.plugin import Checkpoint, Conversion, Settings, TokenKind
 
 _PROJECTION = "talker.text_projection.linear_"
 _ROWS = 1 << 12
 """Rows of embeddings that are computed at a time."""
-_CONTROL = 3
 _LAST = 1024
 """Codes that are no speech, at the end of the vocabulary."""
 
@@ -46,7 +45,7 @@ def _codes(kind: str, tokenizer: Settings, settings: Settings) -> dict[str, Any]
     end, n = n_texts + talker["codec_eos_token_id"], n_texts + len(names)
     return {
         "tokenizer.ggml.tokens": [*keys["tokenizer.ggml.tokens"], *names],
-        "tokenizer.ggml.token_type": [*keys["tokenizer.ggml.token_type"], *[_CONTROL] * len(names)],
+        "tokenizer.ggml.token_type": [*keys["tokenizer.ggml.token_type"], *[int(TokenKind.CONTROL)] * len(names)],
         "tokenizer.ggml.suppress_tokens": [i for i in range(n - _LAST, n) if i != end],
         "tokenizer.chat_template": None,
         "tokenizer.ggml.eos_token_id": keys.get("tokenizer.ggml.eos_token_id", end),

@@ -1,9 +1,11 @@
 """Hugging Face checkpoints of RWKV-6, QRWKV-6, RWKV-7 and ARWKV-7."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from llamacli.plugin import TRANSPOSED, Checkpoint, Conversion, Settings, field, hookimpl
+from llamacli_rwkv.vocabulary import world
 
 LLAMACLI_API = 1
 
@@ -17,14 +19,7 @@ _COMMON: dict[str, Any] = {
 """Keys of all; there is no limit to the context, and heads are not counted."""
 
 
-def _vector(shape: Shape, settings: Settings) -> Shape:
-    size = 1
-    for n in shape:
-        size *= n
-    return (size,)
-
-
-_VECTOR = Conversion(lambda array, settings: array.reshape(-1), _vector)
+_VECTOR = Conversion(lambda array, settings: array.reshape(-1), lambda shape, settings: (math.prod(shape),))
 
 
 def _fused(n_mix: Callable[[Settings], int]) -> Conversion:
@@ -131,7 +126,7 @@ CHECKPOINTS = (
                 settings["intermediate_size"] or int(settings["hidden_size"] * 3.5 // 32 * 32)
             ),
         },
-        vocabulary=("rwkv",), rename=(*_MIXES, _WEIGHTS),
+        vocabulary=("own",), tokenizer=world, rename=(*_MIXES, _WEIGHTS),
         tensors={"rwkv.blocks.{}.attention.mix_projections": "blk.{}.time_mix_lerp_fused"},
         convert={
             **{f"time_mix_{name}.weight": TRANSPOSED for name in ("w1", "w2", "decay_w1", "decay_w2")},
@@ -175,7 +170,7 @@ CHECKPOINTS = (
             "attention.gate_lora_rank": _rank(("lora_rank_gate", "gate_low_rank_dim"), 0.8, 0.6),
             "feed_forward_length": lambda settings: settings["intermediate_size"] or settings["hidden_size"] * 4,
         },
-        vocabulary=("rwkv",), **_LAYER_SEVEN,
+        vocabulary=("own",), tokenizer=world, **_LAYER_SEVEN,
     ),
     Checkpoint(
         "arwkv7", ("RwkvHybridForCausalLM",),
