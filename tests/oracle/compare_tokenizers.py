@@ -30,8 +30,8 @@ import llama_cpp
 import gguf
 from llamacli import load_tokenizer
 from llamacli.tokenizer import Tokenizer
-from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 

@@ -9,8 +9,8 @@ from llamacli.errors import TokenizerError
 from llamacli.kernels.switch import jit_disabled
 from llamacli.testing.vocabularies import byte_level, english
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
-from llamacli.tokenizer.byte_level import BYTE_OF_CHAR
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
+from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR
 
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 

@@ -8,14 +8,7 @@ import numpy as np
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.merging import Merger, merger_by_rank
 from llamacli.tokenizer.pretokenizers import PreTokenizer
-from llamacli.tokenizer.vocabulary import Vocabulary, VocabularyScheme
-
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = sorted(set(range(0x100)) - set(_PRINTABLE))
-BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
-"""Bytes by the characters that stand for them in byte-level BPE (GPT-2).
-
-Those of Latin-1 that are printable stand for themselves, characters from U+0100 on for the others."""
+from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR, Vocabulary, VocabularyScheme
 
 
 class ByteLevelBPE(VocabularyScheme):
