@@ -85,8 +85,8 @@ from llamacli.checkpoints.layout import Conversion as Conversion
 from llamacli.checkpoints.layout import Settings as Settings
 from llamacli.checkpoints.layout import field as field
 from llamacli.checkpoints.layout import state_space as state_space
-from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR as BYTE_OF_CHAR
-from llamacli.tokenizer.vocabulary import TokenKind as TokenKind
+from llamacli.gguf.tokens import BYTE_OF_CHAR as BYTE_OF_CHAR
+from llamacli.gguf.tokens import TokenKind as TokenKind
 
 # Media encoders
 from llamacli.blocks.sound import SoundConfig as SoundConfig

@@ -29,9 +29,9 @@ import llama_cpp
 
 import gguf
 from llamacli import load_tokenizer
+from llamacli.gguf.tokens import BYTE_OF_CHAR
 from llamacli.tokenizer import Tokenizer
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacli.errors import TokenizerError
+from llamacli.gguf.tokens import BYTE_OF_CHAR
 from llamacli.kernels.switch import jit_disabled
 from llamacli.testing.vocabularies import byte_level, english
 from llamacli.tokenizer import Tokenizer, tokenizer_from_metadata
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS
-from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR
 
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 

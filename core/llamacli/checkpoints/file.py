@@ -132,8 +132,8 @@ class CheckpointFile:
         return "MXFP4_MOE" if any(source.scales for source in self._sources.values()) else self.kind.name
 
     def _vocabulary(self, base: tuple[Folder, Checkpoint] | None) -> dict[str, Any]:
+        from llamacli.gguf.tokens import TokenKind
         from llamacli.tokenizer.hugging_face import vocabulary_keys  # slow to import, not for plugin lists
-        from llamacli.tokenizer.vocabulary import TokenKind
 
         path, checkpoint, settings = self.path, self._checkpoint, self._settings
         if base:

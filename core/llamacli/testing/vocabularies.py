@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR
+from llamacli.gguf.tokens import BYTE_OF_CHAR
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """GGUF's token types."""

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import TokenizerError
-from llamacli.tokenizer.vocabulary import TOKENS, TokenKind, Vocabulary, VocabularyScheme
+from llamacli.gguf.tokens import TokenKind
+from llamacli.tokenizer.vocabulary import TOKENS, Vocabulary, VocabularyScheme
 
 _UNIT = 1e4
 _UNKNOWN = 10_000_000

@@ -5,10 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
+from llamacli.gguf.tokens import BYTE_OF_CHAR
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.merging import Merger, merger_by_rank
 from llamacli.tokenizer.pretokenizers import PreTokenizer
-from llamacli.tokenizer.vocabulary import BYTE_OF_CHAR, Vocabulary, VocabularyScheme
+from llamacli.tokenizer.vocabulary import Vocabulary, VocabularyScheme
 
 
 class ByteLevelBPE(VocabularyScheme):

@@ -16,9 +16,9 @@ from typing import Any
 import regex
 
 from llamacli.errors import ModelFormatError
+from llamacli.gguf.tokens import TokenKind
 from llamacli.tokenizer.pretokenizers import PRE_TOKENIZERS, RAW_UTF8
 from llamacli.tokenizer.sentencepiece import read_sentencepiece, read_spec
-from llamacli.tokenizer.vocabulary import TokenKind
 from llamacli.util.files import read_json
 
 Keys = dict[str, Any]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
+from llamacli.gguf.tokens import TokenKind
 from llamacli.tokenizer.best_scores import BestScores
 from llamacli.tokenizer.byte_level import ByteLevelBPE
 from llamacli.tokenizer.longest_match import LongestMatch
@@ -22,7 +23,6 @@ from llamacli.tokenizer.vocabulary import (
     SCORES,
     TOKEN_TYPE,
     TOKENS,
-    TokenKind,
     Vocabulary,
     numbers,
     read_vocabulary,

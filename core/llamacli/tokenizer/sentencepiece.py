@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from llamacli.errors import ModelFormatError
-from llamacli.tokenizer.vocabulary import TokenKind
+from llamacli.gguf.tokens import TokenKind
 
 
 @attrs.frozen

@@ -10,7 +10,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from llamacli.errors import InvalidRequestError, TokenizerError, expect_type
-from llamacli.tokenizer.vocabulary import TokenKind, Vocabulary
+from llamacli.gguf.tokens import TokenKind
+from llamacli.tokenizer.vocabulary import Vocabulary
 from llamacli.util.numbers import is_integer
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
+from llamacli.gguf.tokens import TokenKind
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.merging import string_table
-from llamacli.tokenizer.vocabulary import SPACE, TokenKind, Vocabulary, VocabularyScheme
+from llamacli.tokenizer.vocabulary import SPACE, Vocabulary, VocabularyScheme
 
 CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 _INVALID = "\ufffd"

@@ -1,7 +1,6 @@
 """Vocabulary of a GGUF file: texts, types, special and end-of-generation ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 import attrs
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError, TokenizerError
 from llamacli.gguf import Metadata
+from llamacli.gguf.tokens import TokenKind
 
 TOKENS = "tokenizer.ggml.tokens"
 MERGES = "tokenizer.ggml.merges"
@@ -18,25 +18,6 @@ TOKEN_TYPE = "tokenizer.ggml.token_type"
 SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
 SPACE = "▁"
 """A space in the tokens of most vocabularies."""
-
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = sorted(set(range(0x100)) - set(_PRINTABLE))
-BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
-"""Bytes by the characters that stand for them in byte-level BPE (GPT-2).
-
-Those of Latin-1 that are printable stand for themselves, characters from U+0100 on for the others."""
-
-
-class TokenKind(IntEnum):
-    """Values of tokenizer.ggml.token_type; any other value counts as UNDEFINED."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @attrs.frozen(eq=False)
