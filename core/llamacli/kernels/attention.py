@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from llamacli.kernels import attention_tiles, simd
+from llamacli.kernels import attention_integers, attention_registers, attention_tiles, simd
 from llamacli.kernels.attention_registers import (
     LOWEST,
     ROW_SCORES,
     TILE,
     keys_of_tile,
-    scores_of_tile,
     to_relative_weights,
-    values_of_page,
 )
 from llamacli.kernels.deferred import carray, njit
 from llamacli.kernels.groups import stack_rows
@@ -250,7 +248,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
     rotates_k, rotates_v = (isinstance(KV_TYPES[name], IntegerType) for name in (kv_type.k, kv_type.v))
     rotates_out = rotates_k if values_in_keys else rotates_v
     key_bytes, value_bytes = part_bytes(kv_type.k), part_bytes(kv_type.v)
-    scores_of, values_of = scores_of_tile(kv_type.k), values_of_page(kv_type.v, value_bytes)
+    scores_of = (attention_integers if rotates_k else attention_registers).scores_of_tile(kv_type.k)
+    values_of = (attention_integers if rotates_v else attention_registers).values_of_tile(kv_type.v)
     keys_of = keys_of_tile(kv_type.k)
     convert = attention_tiles.rounded_tile(kv_type.k, kv_type.v)
     scores_in_tiles = attention_tiles.scores_of_tile(kv_type.k)
@@ -305,6 +304,8 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
             if in_tiles:
                 for d in range(0, stride // 2, LINE):
                     attention_tiles.round_line(q + 2 * d, q + d)
+            elif rotates_k:
+                attention_integers.round_queries(q, stride)
             for at in range(i * out_stride, (i + 1) * out_stride, 4 * PAGE):
                 simd.store(out + at, zero)
                 simd.store(total + at, zero)
@@ -492,10 +493,9 @@ def _attention(kv_type: KVType, *, values_in_keys: bool = False, in_tiles: bool 
                 n, scores, table, keys, begin, n_pages, n_seen - start, n_dims, a.head_dim, out, out_stride,
             )  # fmt: skip
             return
-        for page in range(begin, n_pages):
-            part, ahead = simd.read_i64(table + 8 * page) + values, simd.read_i64(ahead_values + 8 * page)
-            n_cells = min(PAGE, n_seen - start - page * PAGE)  # cells beyond may hold NaN
-            values_of(n, scores + 4 * PAGE * page, part, n_cells, n_dims, a.value_dim, out, out_stride, ahead)
+        values_of(
+            n, scores, table, values, n_dims, out, out_stride, ahead_values, begin, n_pages, n_seen - start,
+        )  # fmt: skip
 
     @njit
     def add_chunk(total: Any, ends: Any, out: Any, own: Any, weight: Any, out_stride: Any) -> None:

@@ -1,6 +1,7 @@
 """Products of attention in registers.
 
-Scores of rows of queries, and weighted sums of values. Keys and values are read from the pages of a KV cache; those of
+Scores of rows of queries, and weighted sums of values, both of floats; integers have `attention_integers`, but where
+values are parts of keys. Keys and values are read from the pages of a KV cache; those of
 the next positions are prefetched meanwhile.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llamacli.kernels import ir
+from llamacli.kernels import ir, simd
 from llamacli.kernels.deferred import intrinsic, njit, types
 from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.kv_types import cells
@@ -24,7 +25,6 @@ ROW_SCORES = 4 * TILE
 LOWEST = -3.0e38
 """Score of a position that is not seen."""
 
-_ROWS = (1, 2, 3, 4, 6, 8)
 _LINE = 64
 _i64 = types.int64
 
@@ -58,7 +58,7 @@ def _with_prefetch(
 @intrinsic(prefer_literal=True)
 def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: Any, pages: Any, keys: Any,
             head_dim: Any, out: Any, ahead: Any) -> Any:  # fmt: skip
-    """Scores of n rows of queries with some pages of keys.
+    """Scores of n rows of queries with some pages of keys, floats.
 
     Written to `out`, rows of TILE scores. Literals: n, n_pages and the keys' type. `pages` is the address of the table
     entry of the first page, `keys` an offset in each, `ahead` the address of n_pages addresses: the parts there are
@@ -74,26 +74,20 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
         rows = [[b.add(start, b.mul(q_stride, ir.I64(row))) for row in range(n_rows)] for start in starts]
         parts = [b.add(ir.load(b, ir.offset(b, pages, 8 * page), ir.I64), keys) for page in range(n_abreast)]
         following = [ir.load(b, ir.offset(b, ahead, 8 * page), ir.I64) for page in range(n_abreast)]
-        step, n_bytes = cells.dims_at_once(number), cells.key_bytes_at_once(number)
 
         def add_keys(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            at = b.mul(i, ir.I64(4 * step))
-            places = [b.add(rows[page][row], at) for page, row in chains]
-            loaded = [cells.load_keys(b, number, part, i) for part in parts]
-            for d in range(step):
-                totals = [
-                    ir.fma(b, ir.broadcast_f32(b, ir.offset(b, place, 4 * d)), loaded[page][d], total)
-                    for (page, _), place, total in zip(chains, places, totals, strict=True)
-                ]
-            return totals
+            places = [b.add(rows[page][row], b.mul(i, ir.I64(4))) for page, row in chains]
+            loaded = [cells.load_keys(b, number, part, i)[0] for part in parts]
+            return [
+                ir.fma(b, ir.broadcast_f32(b, place), loaded[page], total)
+                for (page, _), place, total in zip(chains, places, totals, strict=True)
+            ]
 
         chains = [(page, row) for page in range(n_abreast) for row in range(n_rows)]
-        count = b.sdiv(b.add(head_dim, ir.I64(step - 1)), ir.I64(step))
         zeros = [ir.constant(ir.F32X16, 0.0)] * len(chains)
-        totals = _with_prefetch(b, count, n_bytes, following, zeros, add_keys)
+        totals = _with_prefetch(b, head_dim, cells.float_bytes(number), following, zeros, add_keys)
         for (page, row), total in zip(chains, totals, strict=True):
-            place = ir.offset(b, out, ROW_SCORES * row + 4 * PAGE * page)
-            ir.store(b, place, cells.absolute_scores(b, number, total))
+            ir.store(b, ir.offset(b, out, ROW_SCORES * row + 4 * PAGE * page), total)
         return context.get_dummy_value()
 
     return types.void(kind, n, n_pages, *[_i64] * 7), codegen
@@ -102,7 +96,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
 @intrinsic(prefer_literal=True)
 def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any, values: Any, n_cells: Any,
                        column: Any, head_dim: Any, out: Any, out_stride: Any, ahead: Any) -> Any:  # fmt: skip
-    """Add a page's values, weighted by probabilities, to n output rows.
+    """Add a page's values, floats, weighted by probabilities, to n output rows.
 
     Accumulates 16 * n_columns columns of `out`, from the first `n_cells` cells of the page; row i of `p` weighs them
     for row i of `out`. As many bytes from `ahead` on are prefetched meanwhile. Literals: n, n_columns and the type.
@@ -116,21 +110,21 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any
         weights = [p]
         while len(weights) < n_abreast:
             weights.append(ir.opaque(b, weights[-1]))
-        columns = [b.add(column, ir.I64(PAGE * i)) for i in range(n_abreast)]
-        loads = [cells.value_loader(b, number, values, start, head_dim) for start in columns]
+        n_bytes = cells.float_bytes(number)
+        size, first = ir.I64(n_bytes // UNIT), b.add(values, b.mul(column, ir.I64(n_bytes // UNIT)))
         chains = [(i, row) for i in range(n_abreast) for row in range(n_rows)]
         places = [ir.offset(b, rows[row], 4 * PAGE * i) for i, row in chains]
 
         def add_cell(cell: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            at, loaded = b.mul(cell, ir.I64(4)), [load(cell) for load in loads]
+            at, place = b.mul(cell, ir.I64(4)), b.add(first, b.mul(cell, b.mul(head_dim, size)))
+            loaded = [cells.load_value(b, number, ir.offset(b, place, i * n_bytes)) for i in range(n_abreast)]
             return [
                 ir.fma(b, ir.broadcast_f32(b, ir.offset(b, b.add(weights[i], at), ROW_SCORES * row)), loaded[i], total)
                 for (i, row), total in zip(chains, totals, strict=True)
             ]
 
         sums = [ir.load(b, place, ir.F32X16) for place in places]
-        n_bytes = n_abreast * cells.value_bytes_at_once(number)
-        totals = _with_prefetch(b, n_cells, n_bytes, [ahead], sums, add_cell)
+        totals = _with_prefetch(b, n_cells, n_abreast * n_bytes, [ahead], sums, add_cell)
         for place, total in zip(places, totals, strict=True):
             ir.store(b, place, total)
         return context.get_dummy_value()
@@ -212,7 +206,7 @@ def _accumulate_keys(typingctx: Any, kind: Any, n: Any, p: Any, pages: Any, keys
     return types.void(kind, n, *[_i64] * 10), codegen
 
 
-def _abreast(n: int) -> int:
+def sums_in_turn(n: int) -> int:
     """Pages, or vectors of values, that n rows take at once.
 
     Each multiplication of a sum waits for the one before, so few rows need several sums in turn: 6 of them with
@@ -221,98 +215,103 @@ def _abreast(n: int) -> int:
     return max(many for many in (1, 2, 4) if many == 1 or n * many <= (6 if isa() in AVX512 else 4))
 
 
-def _scores_of_rows(kind: int, n: int) -> Any:
-    """Compiled function of the scores of n rows with a tile's pages."""
-    many = _abreast(n)
+def by_rows(of: Callable[[int], Any]) -> Any:
+    """Compiled function that calls one of those for 1, 2, 3, 4, 6 and 8 rows.
+
+    Its first argument is the number of rows; where there is no function of as many, more rows are computed.
+    """
+    of_1, of_2, of_3, of_4, of_6, of_8 = map(of, (1, 2, 3, 4, 6, 8))
 
     @njit
-    def scores(
-        q: Any, q_stride: Any, table: Any, keys: Any, head_dim: Any, out: Any, ahead: Any, page: Any, n_pages: Any
-    ) -> None:
-        while page + many <= n_pages:
-            at, row = 8 * page, out + 4 * PAGE * page
-            _scores(kind, n, many, q, q_stride, table + at, keys, head_dim, row, ahead + at)
-            page += many
-        while page < n_pages:
-            at, row = 8 * page, out + 4 * PAGE * page
-            _scores(kind, n, 1, q, q_stride, table + at, keys, head_dim, row, ahead + at)
-            page += 1
+    def chosen(n: Any, *args: Any) -> None:
+        if n > 6:
+            of_8(*args)
+        elif n > 4:
+            of_6(*args)
+        elif n > 3:
+            of_4(*args)
+        elif n > 2:
+            of_3(*args)
+        elif n > 1:
+            of_2(*args)
+        else:
+            of_1(*args)
 
-    return scores
+    return chosen
 
 
-def _values_of_rows(kind: int, n: int, part_bytes: Any) -> Any:
-    """Compiled function that adds a page's values to n rows."""
-    many = _abreast(n)
+def scores_of_rows(kind: int, scores_of_pages: Any) -> Any:
+    """Compiled function of scores with a tile's keys, see `scores_of_tile`."""
 
-    @njit
-    def values(
-        p: Any, address: Any, n_cells: Any, n_dims: Any, head_dim: Any, out: Any, out_stride: Any, ahead: Any
-    ) -> None:
-        n_bytes, column = part_bytes(head_dim), 0
-        while column + PAGE * many <= n_dims:
-            place = ahead + column * n_bytes // n_dims
-            _accumulate_values(kind, n, many, p, address, n_cells, column, n_dims, out, out_stride, place)
-            column += PAGE * many
-        while column < n_dims:
-            place = ahead + column * n_bytes // n_dims
-            _accumulate_values(kind, n, 1, p, address, n_cells, column, n_dims, out, out_stride, place)
-            column += PAGE
+    def of_rows(n: int) -> Any:
+        many = sums_in_turn(n)
 
-    return values
+        @njit
+        def scores(
+            q: Any, q_stride: Any, table: Any, keys: Any, head_dim: Any, out: Any, ahead: Any, page: Any, n_pages: Any
+        ) -> None:
+            while page + many <= n_pages:
+                at, row = 8 * page, out + 4 * PAGE * page
+                scores_of_pages(kind, n, many, q, q_stride, table + at, keys, head_dim, row, ahead + at)
+                page += many
+            while page < n_pages:
+                at, row = 8 * page, out + 4 * PAGE * page
+                scores_of_pages(kind, n, 1, q, q_stride, table + at, keys, head_dim, row, ahead + at)
+                page += 1
+
+        return scores
+
+    return by_rows(of_rows)
 
 
 def scores_of_tile(name: str) -> Any:
     """Compiled function of scores with a tile's keys.
 
-    Up to 8 rows of queries. `table` is the address of the tile's page table, `keys` an offset in each page, `ahead` the
-    address of an address a page, whose bytes are prefetched.
+    Its arguments are `(n, q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)`: up to 8 rows of queries;
+    `table` is the address of the tile's page table, `keys` an offset in each page, `ahead` the address of an address a
+    page, whose bytes are prefetched; pages `begin` to `n_pages` - 1 are read.
     """
-    of_1, of_2, of_3, of_4, of_6, of_8 = (_scores_of_rows(cells.NUMBERS[name], n) for n in _ROWS)
+    return scores_of_rows(cells.NUMBERS[name], _scores)
+
+
+def values_of_tile(name: str) -> Any:
+    """Compiled function that adds a tile's values, weighted, to up to 8 rows.
+
+    Its arguments are `(n, p, table, values, n_dims, out, out_stride, ahead, begin, n_pages, n_cells)`: rows of weights
+    `p`, then as for scores; cells from `n_cells` on are not read, as they may hold NaN.
+    """
+    kind, n_bytes = cells.NUMBERS[name], cells.float_bytes(cells.NUMBERS[name])
+
+    def of_rows(n: int) -> Any:
+        many = sums_in_turn(n)
+
+        @njit
+        def values(p: Any, part: Any, n_cells: Any, n_dims: Any, out: Any, out_stride: Any, ahead: Any) -> None:
+            column = 0
+            while column + PAGE * many <= n_dims:
+                place = ahead + column * n_bytes
+                _accumulate_values(kind, n, many, p, part, n_cells, column, n_dims, out, out_stride, place)
+                column += PAGE * many
+            while column < n_dims:
+                place = ahead + column * n_bytes
+                _accumulate_values(kind, n, 1, p, part, n_cells, column, n_dims, out, out_stride, place)
+                column += PAGE
+
+        return values
+
+    values_of_page = by_rows(of_rows)
 
     @njit
-    def scores(
-        n: Any, q: Any, q_stride: Any, table: Any, keys: Any, head_dim: Any, out: Any, ahead: Any, begin: Any,
-        n_pages: Any,
+    def values_of(
+        n: Any, p: Any, table: Any, values: Any, n_dims: Any, out: Any, out_stride: Any, ahead: Any, begin: Any,
+        n_pages: Any, n_cells: Any,
     ) -> None:  # fmt: skip
-        if n > 6:
-            of_8(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
-        elif n > 4:
-            of_6(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
-        elif n > 3:
-            of_4(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
-        elif n > 2:
-            of_3(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
-        elif n > 1:
-            of_2(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
-        else:
-            of_1(q, q_stride, table, keys, head_dim, out, ahead, begin, n_pages)
+        for page in range(begin, n_pages):
+            part, following = simd.read_i64(table + 8 * page) + values, simd.read_i64(ahead + 8 * page)
+            left = min(PAGE, n_cells - page * PAGE)
+            values_of_page(n, p + 4 * PAGE * page, part, left, n_dims, out, out_stride, following)
 
-    return scores
-
-
-def values_of_page(name: str, part_bytes: Any) -> Any:
-    """Compiled function that adds a page's values to up to 8 rows."""
-    of_1, of_2, of_3, of_4, of_6, of_8 = (_values_of_rows(cells.NUMBERS[name], n, part_bytes) for n in _ROWS)
-
-    @njit
-    def values(
-        n: Any, p: Any, part: Any, n_cells: Any, n_dims: Any, head_dim: Any, out: Any, out_stride: Any, ahead: Any
-    ) -> None:
-        if n > 6:
-            of_8(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-        elif n > 4:
-            of_6(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-        elif n > 3:
-            of_4(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-        elif n > 2:
-            of_3(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-        elif n > 1:
-            of_2(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-        else:
-            of_1(p, part, n_cells, n_dims, head_dim, out, out_stride, ahead)
-
-    return values
+    return values_of
 
 
 def keys_of_tile(name: str) -> Any:

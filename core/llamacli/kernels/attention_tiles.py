@@ -93,9 +93,10 @@ def _round_values(typingctx: Any, kind: Any, part: Any, column: Any, n_cells: An
         load, none = cells.value_loader(b, number, part, column, head_dim), ir.constant(ir.F32X16, 0.0)
 
         def body(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
-            cell = b.mul(i, ir.I64(2))
+            first = b.mul(i, ir.I64(2))
             pair = [
-                b.select(b.icmp_signed("<", one, n_cells), load(one), none) for one in (cell, b.add(cell, ir.I64(1)))
+                b.select(b.icmp_signed("<", cell, n_cells), value, none)
+                for cell, value in zip((first, b.add(first, ir.I64(1))), load(i), strict=True)
             ]
             ir.store(b, b.add(out, b.mul(i, ir.I64(LINE))), _pairs(b, *pair))
             return []

@@ -73,11 +73,13 @@ def _read_values(typingctx: Any, kind: Any, part: Any, column: Any, value_dim: A
         load = loading.value_loader(b, number, part, column, value_dim)
         at = b.add(out, b.mul(column, ir.I64(4)))
 
-        def body(cell: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
-            ir.store(b, b.add(at, b.mul(cell, out_stride)), load(cell))
+        def body(pair: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+            for i, loaded in enumerate(load(pair)):
+                cell = b.add(b.mul(pair, ir.I64(2)), ir.I64(i))
+                ir.store(b, b.add(at, b.mul(cell, out_stride)), loaded)
             return carried
 
-        ir.loop(b, ir.I64(PAGE), [], body)
+        ir.loop(b, ir.I64(PAGE // 2), [], body)
         return context.get_dummy_value()
 
     i64 = types.int64

@@ -35,6 +35,7 @@ _BFloatType._create_instance()
 BFLOAT = _BFloatType()
 F32X16, I32X16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 I8X64, I8X16 = (ir.VectorType(I8, lanes) for lanes in (64, 16))
+I16X32 = ir.VectorType(I16, 2 * LANES)
 
 Builder: TypeAlias = ir.IRBuilder
 Value: TypeAlias = ir.Value
@@ -113,11 +114,16 @@ def stack(b: Builder, n_bytes: int) -> Value:
 def constant(kind: ir.VectorType, value: float) -> ir.Constant:
     """The same constant in every lane."""
     if kind.element == F32:
-        value = struct.unpack("f", struct.pack("f", value))[0]
+        value = float32(value).constant
     key = f"{kind} {value!r}"
     if key not in _splats:
         _splats[key] = ir.Constant(kind, [value] * kind.count)
     return _splats[key]
+
+
+def float32(value: float) -> ir.Constant:
+    """The nearest float32: LLVM takes no other constants of that type."""
+    return F32(struct.unpack("f", struct.pack("f", value))[0])
 
 
 _splats: dict[str, ir.Constant] = {}
@@ -182,6 +188,11 @@ def rint(b: Builder, x: Value) -> Value:
 def round_i32(b: Builder, x: Value) -> Value:
     """float32 lanes to the nearest int32, ties to even."""
     return b.fptosi(rint(b, x), I32X16)
+
+
+def store_i16(b: Builder, address: Value, value: Value) -> None:
+    """Store 16 float32 rounded to the nearest int16, ties to even."""
+    store(b, address, b.trunc(round_i32(b, value), ir.VectorType(I16, LANES)))
 
 
 def round_f16(b: Builder, x: Value) -> Value:
@@ -255,6 +266,11 @@ def sum_f32(b: Builder, x: Value) -> Value:
 def sum_i32(b: Builder, x: Value) -> Value:
     """The sum of the lanes."""
     return _fold(b, x, lambda b, u, v: b.add(u, v))
+
+
+def max_i32(b: Builder, x: Value) -> Value:
+    """The largest lane."""
+    return _fold(b, x, lambda b, u, v: b.select(b.icmp_signed(">", u, v), u, v))
 
 
 def max_f32(b: Builder, x: Value) -> Value:
@@ -406,6 +422,29 @@ def _dot_u8s8(b: Builder, total: Value, unsigned: Value, signed: Value) -> Value
     return total
 
 
+_PAIRS = {
+    "avxvnni": (8, "llvm.x86.avx512.vpdpwssd.256"),
+    **dict.fromkeys(AVX512, (16, "llvm.x86.avx512.vpdpwssd.512")),
+}
+"""Number of int32 that the dot product of int16 adds to, and its LLVM name."""
+
+
+def dot_i16(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """Dot product of int16, two in each int32 lane, exact.
+
+    total[i] + x[2i] * y[2i] + x[2i + 1] * y[2i + 1].
+    """
+    if isa() in _PAIRS:
+        lanes, name = _PAIRS[isa()]
+        return _in_parts(b, LANES // lanes, lambda *parts: call(b, name, parts[0].type, *parts), total, x, y)
+    if isa() == "avx2":
+        return _in_parts(b, 2, functools.partial(_add_products, b), total, x, y)
+    products = b.mul(*(b.sext(numbers, ir.VectorType(I32, 2 * LANES)) for numbers in (x, y)))
+    for j in range(2):
+        total = b.add(total, b.shuffle_vector(products, products, lane_numbers(*range(j, 2 * LANES, 2))))
+    return total
+
+
 def shift_left(b: Builder, x: Value, bits: int) -> Value:
     """Lanes shifted left, or right without sign if `bits` is negative.
 
@@ -435,7 +474,7 @@ _SHUFFLES = {
 
 
 def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
-    """table[code], bytes of either sign, for 16 or 64 codes below 16."""
+    """table[code], bytes of either sign, for 16, 32 or 64 codes below 16."""
     kind, n = codes.type, codes.type.count
     if isa() in _SHUFFLES:
         most, names = _SHUFFLES[isa()]
@@ -479,7 +518,18 @@ def _pair_sums_signed(b: Builder, x: Value, y: Value) -> Value:
 
 def _add_pairs(b: Builder, words: Value) -> Value:
     """int32x8 sums of two int16 each."""
-    return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), words, constant(words.type, 1))
+    return _pair_products(b, words, constant(words.type, 1))
+
+
+def _add_products(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """total + sums of two products, added in this order: LLVM would keep more sums than there are registers."""
+    total = b.add(total, _pair_products(b, x, y))
+    return b.asm(ir.FunctionType(total.type, [total.type]), "", "=x,0", [total], False)
+
+
+def _pair_products(b: Builder, x: Value, y: Value) -> Value:
+    """int32x8 sums of two products of int16 each."""
+    return call(b, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), x, y)
 
 
 # --- control flow ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import StateError
-from llamacli.kernels.kv_types.types import PAGE
+from llamacli.kernels.kv_types.types import CODE_LAYOUT, KV_TYPES, PAGE, IntegerType
 from llamacli.kv.layout import Group
 from llamacli.kv.pool import KVPool
 from llamacli.kv.sequence import KVSequence
@@ -190,11 +190,13 @@ def _describe(pool: KVPool) -> dict[str, Any]:
     layout = pool.layout
     specs = [list(attrs.astuple(spec)) for spec in layout.specs]
     recurrent = [[spec.name, *spec.shape] for spec in layout.recurrent]
+    has_codes = any(isinstance(KV_TYPES[name], IntegerType) for name in (layout.kv_type.k, layout.kv_type.v))
     return {
         "identity": pool.identity,
         "k": layout.kv_type.k,
         "v": layout.kv_type.v,
         "states": specs,
+        **({"codes": CODE_LAYOUT} if has_codes else {}),
         **({"recurrent": recurrent} if recurrent else {}),
     }
 
@@ -267,6 +269,8 @@ def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
         raise StateError(
             f"the state's cache type is {header['k']}/{header['v']}, and the target's {mine['k']}/{mine['v']}"
         )
+    if header.get("codes") != mine.get("codes"):
+        raise StateError(f"the state has cells of {header['k']}/{header['v']} as another version of llamacli orders them")
     if header["states"] != mine["states"] or header.get("recurrent") != mine.get("recurrent"):
         raise StateError("the state's layers differ from this model's")
 

@@ -23,7 +23,7 @@ NUMBERS = {name: number for number, name in enumerate(KV_TYPES)}
 
 _TYPES = list(KV_TYPES.values())
 _I16X16 = ir.ir.VectorType(ir.I16, ir.LANES)
-_I8X8 = ir.ir.VectorType(ir.I8, 8)
+_I8X32 = ir.ir.VectorType(ir.I8, 2 * ir.LANES)
 
 
 def dims_at_once(number: int) -> int:
@@ -31,16 +31,11 @@ def dims_at_once(number: int) -> int:
     return 1 if isinstance(_TYPES[number], FloatType) else UNIT
 
 
-def key_bytes_at_once(number: int) -> int:
-    """Bytes of a part that one `load_keys` reads, scales included."""
+def float_bytes(number: int) -> int:
+    """Bytes of 16 numbers of a type of floats."""
     kind = _TYPES[number]
-    return PAGE * kind.item.itemsize if isinstance(kind, FloatType) else kind.block_bytes // 2
-
-
-def value_bytes_at_once(number: int) -> int:
-    """Bytes that a `value_loader` reads for each cell, without scales."""
-    kind = _TYPES[number]
-    return UNIT * kind.item.itemsize if isinstance(kind, FloatType) else kind.unit_bytes // PAGE
+    assert isinstance(kind, FloatType)
+    return PAGE * kind.item.itemsize
 
 
 def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[ir.Value]:
@@ -52,19 +47,52 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
     if isinstance(kind, FloatType):
         return [_load_float(b, kind, b.add(part, b.mul(i, ir.I64(PAGE * kind.item.itemsize))))]
     block, unit = _unit(b, kind, part, i)
-    scale, offset = _scale(b, kind.rounding, lambda i: ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16))
-    rows = [
-        ir.load(b, ir.offset(b, unit, kind.high_bytes + PAGE * row), ir.I8X16)
-        for row in range(UNIT if kind.bits == 8 else UNIT // 2)
-    ]
+    scale, offset = load_scales(b, number, block)
+    codes = itertools.chain(*(_halves(b, pair) for pair in key_codes(b, number, unit)))
+    return [_number(b, code, scale, offset) for code in codes]
+
+
+def load_scales(b: ir.Builder, number: int, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Load a block's scale and offset of each cell, for number = scale * code + offset."""
+    rounding = _TYPES[number].rounding
+    words = [ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16) for i in range(1 + rounding.has_offset)]
+    if rounding.has_offset:
+        return _half(b, words[0]), _half(b, words[1])
+    if not rounding.has_zero:
+        return _half(b, words[0]), None
+    mask = ir.constant(_I16X16, rounding.last_code)
+    scale = _half(b, b.and_(words[0], b.not_(mask)))
+    zero = ir.to_f32(b, b.zext(b.and_(words[0], mask), ir.I32X16))
+    return scale, b.fmul(scale, b.fneg(zero))
+
+
+def key_codes(b: ir.Builder, number: int, unit: ir.Value) -> list[ir.Value]:
+    """Load a unit's codes of 16 keys, int16x32 for each pair of dimensions."""
+    kind = _TYPES[number]
+    n_rows = UNIT // 2 if kind.bits == 8 else UNIT // 4
+    rows = [ir.load(b, ir.offset(b, unit, kind.high_bytes + 2 * PAGE * row), _I8X32) for row in range(n_rows)]
     if kind.bits < 8:
-        low, high = ir.constant(ir.I8X16, 15), ir.constant(ir.I8X16, 4)
-        rows = [b.and_(row, low) for row in rows] + [b.lshr(row, high) for row in rows]
-    fifth: list[ir.Value | None] = [None] * UNIT
+        rows = [part for half in (0, 1) for part in (_nibbles(b, row)[half] for row in rows)]
+    fifth: list[ir.Value | None] = [None] * len(rows)
     if kind.bits == 5:
-        words = b.zext(ir.load(b, unit, _I16X16), ir.I32X16)
-        fifth = [_fifth_bit(b, words, ir.constant(ir.I32X16, dim)) for dim in range(UNIT)]
-    return [_number(b, kind, row, bit, scale, offset) for row, bit in zip(rows, fifth, strict=True)]
+        words = ir.load(b, unit, _I16X16)
+        words = b.shuffle_vector(words, words, ir.lane_numbers(*(cell for cell in range(PAGE) for _ in range(2))))
+        fifth = [_fifth_bits(b, words, [2 * pair, 2 * pair + 1] * PAGE) for pair in range(UNIT // 2)]
+    return [_widened(b, kind, row, bits) for row, bits in zip(rows, fifth, strict=True)]
+
+
+def value_codes(b: ir.Builder, number: int, unit: ir.Value, pair: ir.Value) -> ir.Value:
+    """Load a unit's codes of two cells, those of a dimension side by side, int16x32."""
+    kind = _TYPES[number]
+    codes = ir.offset(b, unit, kind.high_bytes)
+    if kind.bits == 8:
+        return _widened(b, kind, ir.load(b, b.add(codes, b.mul(pair, ir.I64(2 * UNIT))), _I8X32), None)
+    packed = ir.load(b, b.add(codes, b.mul(pair, ir.I64(UNIT))), ir.I8X16)
+    row, bits = b.shuffle_vector(*_nibbles(b, packed), ir.lane_numbers(*range(2 * UNIT))), None
+    if kind.bits == 5:
+        words = b.bitcast(ir.splat(b, ir.load(b, b.add(unit, b.mul(pair, ir.I64(4))), ir.I32)), ir.I16X32)
+        bits = _fifth_bits(b, words, [dim for dim in range(UNIT) for _ in range(2)])
+    return _widened(b, kind, row, bits)
 
 
 def absolute_scores(b: ir.Builder, number: int, scores: ir.Value) -> ir.Value:
@@ -105,42 +133,43 @@ def relative_weights(b: ir.Builder, number: int, p: ir.Value) -> ir.Value:
 
 def value_loader(
     b: ir.Builder, number: int, part: ir.Value, column: ir.Value, head_dim: ir.Value
-) -> Callable[[ir.Value], ir.Value]:
-    """Return an emitter that loads 16 dimensions of a cell.
+) -> Callable[[ir.Value], list[ir.Value]]:
+    """Return an emitter that loads 16 dimensions of two cells.
 
-    They begin at `column`, a multiple of 16; the emitter's argument is the cell.
+    They begin at `column`, a multiple of 16; the emitter's argument is the number of the pair of cells.
     """
     kind = _TYPES[number]
     if isinstance(kind, FloatType):
         size = ir.I64(kind.item.itemsize)
         start, row_bytes = b.add(part, b.mul(column, size)), b.mul(head_dim, size)
-        return lambda cell: _load_float(b, kind, b.add(start, b.mul(cell, row_bytes)))
+
+        def load_floats(pair: ir.Value) -> list[ir.Value]:
+            first = b.add(start, b.mul(pair, b.mul(row_bytes, ir.I64(2))))
+            return [_load_float(b, kind, place) for place in (first, b.add(first, row_bytes))]
+
+        return load_floats
     block, unit = _unit(b, kind, part, b.lshr(column, ir.I64(4)))
-    codes = ir.offset(b, unit, kind.high_bytes)
 
     # A page's scales are converted at once, and read from the stack.
-    factors = _scale(b, kind.rounding, lambda i: ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16))
+    factors = load_scales(b, number, block)
     places = [factor and ir.stack(b, 4 * PAGE) for factor in factors]
     for place, factor in zip(places, factors, strict=True):
         if place:
             ir.store(b, place, factor)
 
-    def load(cell: ir.Value) -> ir.Value:
-        words, floats = b.mul(cell, ir.I64(2)), b.mul(cell, ir.I64(4))
-        scale, offset = (place and ir.broadcast_f32(b, b.add(place, floats)) for place in places)
-        if kind.bits == 8:
-            row = ir.load(b, b.add(codes, b.mul(cell, ir.I64(UNIT))), ir.I8X16)
-            return _number(b, kind, row, None, scale, offset)
-        packed = ir.load(b, b.add(codes, b.mul(cell, ir.I64(UNIT // 2))), _I8X8)
-        low, high = b.and_(packed, ir.constant(_I8X8, 15)), b.lshr(packed, ir.constant(_I8X8, 4))
-        row = b.shuffle_vector(low, high, ir.ir.Constant(ir.I32X16, list(range(UNIT))))
-        bit = None
-        if kind.bits == 5:
-            word = ir.splat(b, b.zext(ir.load(b, b.add(unit, words), ir.I16), ir.I32))
-            bit = _fifth_bit(b, word, ir.ir.Constant(ir.I32X16, list(range(UNIT))))
-        return _number(b, kind, row, bit, scale, offset)
+    def load(pair: ir.Value) -> list[ir.Value]:
+        numbers, codes = [], _halves(b, value_codes(b, number, unit, pair))
+        for cell, code in enumerate(codes):
+            at = ir.offset(b, b.mul(pair, ir.I64(8)), 4 * cell)
+            numbers.append(_number(b, code, *(place and ir.broadcast_f32(b, b.add(place, at)) for place in places)))
+        return numbers
 
     return load
+
+
+def load_value(b: ir.Builder, number: int, place: ir.Value) -> ir.Value:
+    """Load 16 dimensions of a value of floats."""
+    return _load_float(b, _TYPES[number], place)
 
 
 def _load_float(b: ir.Builder, kind: FloatType, address: ir.Value) -> ir.Value:
@@ -156,43 +185,41 @@ def _unit(b: ir.Builder, kind: IntegerType, part: ir.Value, unit: ir.Value) -> t
     return block, b.add(ir.offset(b, block, kind.header_bytes), within)
 
 
-def _scale(b: ir.Builder, rounding: Rounding, word: Callable[[int], ir.Value]) -> tuple[ir.Value, ir.Value | None]:
-    """Scale and addend for number = scale * code + addend.
-
-    The addend is the offset, or exactly -scale * zero point. `word(0)` loads the stored scales, `word(1)` the offsets,
-    int16x16.
-    """
-    if rounding.table:
-        return _half(b, word(0)), None
-    if rounding.has_offset:
-        return _half(b, word(0)), _half(b, word(1))
-    if not rounding.has_zero:
-        scale = _half(b, word(0))
-        return scale, b.fmul(scale, ir.constant(ir.F32X16, -rounding.middle))
-    mask = ir.constant(_I16X16, rounding.last_code)
-    scale = _half(b, b.and_(word(0), b.not_(mask)))
-    zero = ir.to_f32(b, b.zext(b.and_(word(0), mask), ir.I32X16))
-    return scale, b.fmul(scale, b.fneg(zero))
-
-
 def _half(b: ir.Builder, words: ir.Value) -> ir.Value:
     return b.fpext(b.bitcast(words, ir.ir.VectorType(ir.HALF, ir.LANES)), ir.F32X16)
 
 
-def _number(
-    b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None, scale: ir.Value, offset: ir.Value | None
-) -> ir.Value:
+def _nibbles(b: ir.Builder, codes: ir.Value) -> list[ir.Value]:
+    """Low and high halves of bytes."""
+    return [b.and_(codes, ir.constant(codes.type, 15)), b.lshr(codes, ir.constant(codes.type, 4))]
+
+
+def _fifth_bits(b: ir.Builder, words: ir.Value, places: list[int]) -> ir.Value:
+    """16 in the lanes whose word has the bit at a place set, int16x32."""
+    bits = ir.ir.Constant(ir.I16X32, [1 << place if place < 15 else -(1 << 15) for place in places])
+    is_set = b.icmp_signed("==", b.and_(words, bits), bits)
+    return b.select(is_set, ir.constant(ir.I16X32, 16), ir.constant(ir.I16X32, 0))
+
+
+def _widened(b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None) -> ir.Value:
+    """Codes as int16, with their fifth bits or those of a table."""
     if kind.rounding.table:
-        return b.fmul(b.sitofp(ir.look_up(b, kind.rounding.table, codes), ir.F32X16), scale)
-    wide = b.zext(codes, ir.I32X16)
-    if fifth is not None:
-        wide = b.or_(wide, fifth)
-    return ir.fma(b, ir.to_f32(b, wide), scale, offset)
+        return b.sext(ir.look_up(b, kind.rounding.table, codes), ir.I16X32)
+    if kind.bits == 8:
+        return b.sext(codes, ir.I16X32)
+    wide = b.zext(codes, ir.I16X32)
+    return wide if fifth is None else b.or_(wide, fifth)
 
 
-def _fifth_bit(b: ir.Builder, words: ir.Value, places: ir.Value) -> ir.Value:
-    bit = b.and_(b.lshr(words, places), ir.constant(ir.I32X16, 1))
-    return b.shl(bit, ir.constant(ir.I32X16, 4))
+def _halves(b: ir.Builder, pairs: ir.Value) -> list[ir.Value]:
+    """Even and odd lanes of int16x32, each int32x16."""
+    words, bits = b.bitcast(pairs, ir.I32X16), ir.constant(ir.I32X16, 16)
+    return [b.ashr(b.shl(words, bits), bits), b.ashr(words, bits)]
+
+
+def _number(b: ir.Builder, code: ir.Value, scale: ir.Value, offset: ir.Value | None) -> ir.Value:
+    number = ir.to_f32(b, code)
+    return b.fmul(number, scale) if offset is None else ir.fma(b, number, scale, offset)
 
 
 @njit(error_model="numpy")
@@ -281,7 +308,8 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
     mask, half = rounding.last_code, (rounding.last_code + 1) // 2
     codes_of, numbers_of = _nearest(rounding)
     row = UNIT if bits == 8 else UNIT // 2
-    step, own = (PAGE, 1) if is_key else (1, row)
+    step, within = (2 * PAGE, 1) if is_key else (4, 2)  # bytes from a pair of codes to the next, and in a pair
+    sign = 128 if bits == 8 else 0
 
     @njit(error_model="numpy")
     def write_block(x: Any, n: Any, block: Any, lane: Any, codes: Any) -> None:
@@ -349,13 +377,13 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
                 if first <= lane:
                     n_before = first
             _subtract_prefix_mean(number, part, head_dim, n_before, scratch)
-        unit = part
+        unit, own = part, 2 * lane if is_key else lane // 2 * 2 * row + lane % 2
         for start in range(0, head_dim, BLOCK):
             n = min(BLOCK, head_dim - start)
             write_block(scratch + 4 * start, n, unit, lane, codes)
             unit += header
             for some in range(codes, codes + 4 * n, 4 * UNIT):
-                place = unit + high + lane * own
+                place = unit + high + own
                 word = 0
                 for i in range(row):
                     byte = int(simd.read_f32(some + 4 * i))
@@ -363,7 +391,7 @@ def _integer_writer(kind: IntegerType, is_key: bool) -> Callable[..., None]:
                         other = int(simd.read_f32(some + 4 * (i + row)))
                         word |= (byte >> 4) << i | (other >> 4) << (i + row)
                         byte = byte & 15 | (other & 15) << 4
-                    simd.write_u8(place + i * step, byte)
+                    simd.write_u8(place + i // 2 * step + i % 2 * within, byte ^ sign)
                 if bits == 5:
                     simd.write_u16(unit + 2 * lane, word)
                 unit += unit_bytes

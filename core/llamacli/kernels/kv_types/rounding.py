@@ -141,7 +141,7 @@ class Rounding:
             zero = (words[0] & np.uint16(self.last_code)).astype(np.float32)
             words = [words[0] & ~np.uint16(self.last_code)]
         scale, *offsets = (word.view(np.float16).astype(np.float32) for word in words)
-        if self.table:
+        if not (self.has_zero or self.has_offset):
             return self._numbers(codes, zero) * scale
         # In the order of kernels: the products are exact, and an infinite scale gives the same bits.
         return codes.astype(np.float32) * scale + (offsets[0] if offsets else -zero * scale)

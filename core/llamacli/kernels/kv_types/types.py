@@ -6,8 +6,9 @@ as [head_dim, PAGE], so that the scores of a query against a page need no sum ac
 Integers are stored in units of 16 dimensions, two units to a block with its own scales: GGML's 32 dimensions, or the
 rest of a smaller head. A block is the float16 scale of each cell, then the float16 offset of each cell if the type has
 offsets, then its units. A unit of 5-bit codes begins with one 16-bit word a cell, the high bits of its 16 dimensions.
-Codes follow: keys as [16 dimensions, PAGE] bytes, values as [PAGE, 16 dimensions]. 4-bit codes share bytes: dimension i
-is the low half, dimension i + 8 the high half.
+Codes follow in pairs, whose products one instruction adds up: keys as [8 pairs of dimensions, PAGE, 2] bytes, values as
+[8 pairs of cells, 16 dimensions, 2]. 8-bit codes are signed there, less 128. 4-bit codes share bytes: dimension i is
+the low half, dimension i + 8 the high half.
 
 A block takes as many bytes as GGML's and has a smaller error. `rounding` quantizes it: heads are rotated by a Hadamard
 matrix first, and so are queries and attention outputs. Keys of one head have a large common part (KIVI, Liu et al.
@@ -34,6 +35,9 @@ PAGE = 16
 
 UNIT = 16
 """Dimensions in a unit."""
+
+CODE_LAYOUT = "pairs"
+"""Order of codes, for saved states: another order needs another name."""
 
 MEAN_PREFIXES = (0, 1, 2, 4, 8, PAGE)
 """Keys MEAN_PREFIXES[i] to MEAN_PREFIXES[i + 1] - 1 of a page are stored minus the mean of its first
@@ -169,15 +173,15 @@ class IntegerType(CellType):
         if self.bits == 5:
             bits = (codes >> 4).astype(np.uint16) << np.arange(UNIT, dtype=np.uint16)
             parts[:, at : at + 2 * PAGE].view(np.uint16)[:, lanes] = bits.sum(-1, dtype=np.uint16)
-        packed = codes if self.bits == 8 else codes[..., :8] & 15 | codes[..., 8:] << 4
-        self._codes(parts, at, is_key)[:, lanes] = packed
+        packed = codes ^ 128 if self.bits == 8 else codes[..., :8] & 15 | codes[..., 8:] << 4
+        parts[:, self._places(at, is_key)[lanes]] = packed
 
-    def _codes(self, parts: Bytes, at: int, is_key: bool) -> Bytes:
-        """Code bytes of a unit, a view [n_head, PAGE, 8 or 16]."""
-        stored = parts[:, at + self.high_bytes : at + self.unit_bytes]
-        if is_key:
-            return stored.reshape(len(parts), -1, PAGE).swapaxes(1, 2)
-        return stored.reshape(len(parts), PAGE, -1)
+    def _places(self, at: int, is_key: bool) -> npt.NDArray[np.intp]:
+        """Byte offsets of the codes of the unit at a byte offset, [PAGE, 8 or 16]."""
+        n = UNIT if self.bits == 8 else UNIT // 2
+        cell, dim = np.indices((PAGE, n))
+        pair, rest, other, size = (dim, dim % 2, cell, PAGE) if is_key else (cell, cell % 2, dim, n)
+        return at + self.high_bytes + (pair // 2 * size + other) * 2 + rest
 
     @np.errstate(invalid="ignore", over="ignore")
     def read(self, parts: Bytes, head_dim: int, *, is_key: bool) -> Floats:
@@ -199,9 +203,8 @@ class IntegerType(CellType):
         out = np.empty((len(parts), PAGE, head_dim), np.float32)
         for start in range(0, head_dim, UNIT):
             at = self._unit(start)
-            codes = self._codes(parts, at, is_key)
-            if self.bits < 8:
-                codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
+            codes = parts[:, self._places(at, is_key)]
+            codes = codes ^ 128 if self.bits == 8 else np.concatenate([codes & 15, codes >> 4], axis=-1)
             if self.bits == 5:
                 high = parts[:, at : at + 2 * PAGE].view(np.uint16)[..., None]
                 codes = codes | ((high >> np.arange(UNIT, dtype=np.uint16) & 1) << 4).astype(np.uint8)
@@ -221,7 +224,8 @@ class IntegerType(CellType):
             if self.high_bytes:
                 mine, theirs = (part[:, at : at + 2 * PAGE].view(np.uint16) for part in (parts, source))
                 mine[:, lanes] = theirs[:, lanes]
-            self._codes(parts, at, is_key)[:, lanes] = self._codes(source, at, is_key)[:, lanes]
+            places = self._places(at, is_key)[lanes]
+            parts[:, places] = source[:, places]
 
 
 KV_TYPES: dict[str, FloatType | IntegerType] = {
