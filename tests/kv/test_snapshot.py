@@ -209,6 +209,9 @@ class TestRefusals:
         self.assert_refused(other, started(other, 9, kv_type="f32"), data, "another mode")
         self.assert_refused(model, started(model, 9, kv_type="f16"), data, "f32/f32, and the target's f16/f16")
         self.assert_refused(model, started(model, 9, n_ctx=16), data, "20 tokens")
+        codes = started(model, 9, kv_type="q8_0")
+        before = with_header(started(model, 20, kv_type="q8_0").save_state(), codes=None)
+        self.assert_refused(model, codes, before, "q8_0/q8_0 as another version of llamacli orders them")
 
     def test_failed_allocation_empties_the_target_only(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         data = started(model, 90).save_state()

@@ -12,6 +12,7 @@ from llamacli.engine import ReferenceEngine, default_engine
 from llamacli.errors import ClosedError, EmbeddingModelError, InvalidRequestError, ModelFormatError, PluginError
 from llamacli.graph import Graph, Param, Tensor
 from llamacli.hub.demo import demo_path
+from llamacli.kv import N_BATCH
 from llamacli.ops.linear import Linear
 from llamacli.ops.rms_norm import RmsNorm
 from llamacli.ops.softcap import Softcap
@@ -66,6 +67,23 @@ class TestEncoders:
         embedder = load("bert")
         first, second = (embedder.embed(tokens, pooling="cls") for tokens in ([5, 9, 1], [5, 9, 2]))
         assert np.abs(first - second).max() > 1e-3
+
+    def test_texts_that_share_batches_have_the_same_bits(self, load) -> None:
+        embedder, random = load("bert"), np.random.default_rng(0)
+        most = embedder.max_tokens
+        sizes = [3, most // 2, 1, 1, most, 40, most, 12] * (1 + N_BATCH // (4 * most))
+        texts = [random.integers(0, embedder.model.config.n_vocab, n).tolist() for n in sizes]
+        for pooling in (Pooling.MEAN, Pooling.CLS, Pooling.NONE):
+            found = list(embedder.vectors(texts, pooling=pooling))
+            assert len(found) == len(texts)
+            for tokens, vector in zip(texts, found, strict=True):
+                np.testing.assert_array_equal(vector, embedder.embed(tokens, pooling=pooling))
+
+    def test_texts_before_an_invalid_one_have_their_vectors(self, load) -> None:
+        vectors = load("bert").vectors([[5, 9], [1], [-1], [2]])
+        assert [next(vectors).shape, next(vectors).shape] == [(64,)] * 2
+        with pytest.raises(InvalidRequestError, match="token -1 at index 0"):
+            next(vectors)
 
     def test_longer_texts_than_a_batch_are_refused(self, load) -> None:
         short, long = load("bert"), load("nomic_bert", context_length=2048)

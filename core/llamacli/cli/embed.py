@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,13 @@ def embed(
     with load(model, mode, threads, lora, prompts) as embedder:
         if (pooling or embedder.pooling) == "rank":
             raise click.UsageError("The model ranks texts: use `llamacli rank`, or give --pooling for vectors.")
-        for number, text in enumerate(given, start=1):
-            try:
-                record = _embed(embedder, text, pooling, normalize)
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"text {number}: {error}") from error
-            print_json(record, indent=None)
+        number = 0
+        try:
+            for record in _records(embedder, given, pooling, normalize):
+                print_json(record, indent=None)
+                number += 1
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"text {number + 1}: {error}") from error
 
 
 def load(
@@ -77,9 +79,15 @@ def load(
         )
 
 
-def _embed(embedder: Embedder, text: str, pooling: str | None, normalize: bool) -> dict[str, Any]:
-    tokens = embedder.tokenizer.encode(text)
-    vectors = embedder.embed(tokens, pooling=pooling, normalize=normalize)
-    # The fewest digits that identify each float32.
-    shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
-    return {"text": text, "n_tokens": len(tokens), "embedding": shortest if vectors.ndim == 2 else shortest[0]}
+def _records(
+    embedder: Embedder, texts: Sequence[str], pooling: str | None, normalize: bool
+) -> Iterator[dict[str, Any]]:
+    """Line of each text, as its vectors are computed."""
+    from llamacli.tools.embedding import Pooling
+
+    tokens, again = itertools.tee(map(embedder.tokenizer.encode, texts))
+    found = embedder.vectors(tokens, pooling=Pooling(pooling) if pooling else None, normalize=normalize)
+    for text, ids, vectors in zip(texts, again, found, strict=True):
+        # The fewest digits that identify each float32.
+        shortest = [[float(str(x)) for x in row] for row in vectors.reshape(-1, embedder.n_embd)]
+        yield {"text": text, "n_tokens": len(ids), "embedding": shortest if vectors.ndim == 2 else shortest[0]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -162,7 +162,18 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
             raise InvalidRequestError("texts and token ids cannot be mixed in one list")
         if pooling is Pooling.NONE:
             raise InvalidRequestError("several texts need a pooling: their sizes differ without")
-        return np.stack([self._embed(self.tokenizer.encode(one), pooling, normalize) for one in texts])
+        return np.stack(list(self.vectors(map(self.tokenizer.encode, texts), pooling=pooling, normalize=normalize)))
+
+    def vectors(
+        self, texts: Iterable[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Embed texts of token ids one after another, as `embed` does each.
+
+        Encoders evaluate several short texts at once, with the same bits. An invalid text raises when it is its turn.
+        """
+        pooling = pooling or self.pooling
+        for states in self._states_of(texts, only_last=self._pooler.needs_last_only(pooling)):
+            yield self._pooler.pool(states, pooling, normalize=normalize)
 
     def rank(self, query: str, texts: Sequence[str]) -> list[float]:
         """Score texts by their relevance to a query, a number each.
@@ -192,39 +203,59 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         return [float(score) for score in self._embed(ids, Pooling.RANK, False)]
 
     def _embed(self, tokens: Sequence[int], pooling: Pooling, normalize: bool) -> npt.NDArray[np.float32]:
+        return next(self.vectors([tokens], pooling=pooling, normalize=normalize))
+
+    def _states_of(self, texts: Iterable[Sequence[int]], *, only_last: bool) -> Iterator[npt.NDArray[np.float32]]:
+        """Hidden states of all tokens of each text or the last, float32 [n, n_embd]."""
+        waiting: list[list[int]] = []
+        for tokens in texts:
+            try:
+                ids = self._checked(tokens)
+                if not self.model.program.needs_whole_input:
+                    yield self._evaluated_by_session(ids, only_last=only_last)
+                    continue
+            except InvalidRequestError:
+                yield from self._evaluated_at_once(waiting, only_last=only_last)
+                raise
+            if sum(map(len, waiting)) + len(ids) > N_BATCH:
+                yield from self._evaluated_at_once(waiting, only_last=only_last)
+                waiting = []
+            waiting.append(ids)
+        yield from self._evaluated_at_once(waiting, only_last=only_last)
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
         if not len(tokens):
             raise InvalidRequestError("the text has no tokens")
-        states = self._states(tokens, only_last=self._pooler.needs_last_only(pooling))
-        return self._pooler.pool(states, pooling, normalize=normalize)
-
-    def _states(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
-        """Hidden states of all tokens or the last, float32 [n, n_embd]."""
-        if self.model.program.needs_whole_input:
-            return self._evaluate_at_once(tokens, only_last=only_last)
-        try:
-            with self.model.create_session(n_ctx=self.max_tokens, reuse=False) as session:
-                rows = session.eval(tokens, all_logits=not only_last)
-                return session.logits[None] if rows is None else rows
-        except ContextOverflowError as error:
-            raise InvalidRequestError(str(error)) from error
-
-    def _evaluate_at_once(self, tokens: Sequence[int], *, only_last: bool) -> npt.NDArray[np.float32]:
         n_vocab = self.model.config.n_vocab
         for i, token in enumerate(tokens):
             if not is_integer(token) or not 0 <= token < n_vocab:
                 raise InvalidRequestError(f"token {token!r} at index {i} is not an id from 0 to {n_vocab - 1}")
-        if len(tokens) > self.max_tokens:
+        if self.model.program.needs_whole_input and len(tokens) > self.max_tokens:
             raise InvalidRequestError(
                 f"the text has {len(tokens)} tokens; this model attends in both directions and takes at most "
                 f"{self.max_tokens} at once"
             )
-        ids = list(map(int, tokens))
-        sequence = KVSequence(self.model.kv_pool("f32"), len(ids))  # keys and values of one text: no need to round
+        return list(map(int, tokens))
+
+    def _evaluated_by_session(self, ids: list[int], *, only_last: bool) -> npt.NDArray[np.float32]:
         try:
-            chunk = Chunk(sequence, ids, self.model.adapters, 1 if only_last else len(ids))
-            return evaluate(self.model.program_with, [chunk])[0]
-        finally:
-            sequence.close()
+            with self.model.create_session(n_ctx=self.max_tokens, reuse=False) as session:
+                rows = session.eval(ids, all_logits=not only_last)
+                return session.logits[None] if rows is None else rows
+        except ContextOverflowError as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def _evaluated_at_once(self, texts: list[list[int]], *, only_last: bool) -> list[npt.NDArray[np.float32]]:
+        if not texts:
+            return []
+        pool = self.model.kv_pool("f32")  # keys and values of one text: no need to round
+        with contextlib.ExitStack() as stack:
+            chunks = []
+            for ids in texts:
+                sequence = KVSequence(pool, len(ids))
+                stack.callback(sequence.close)
+                chunks.append(Chunk(sequence, ids, self.model.adapters, 1 if only_last else len(ids)))
+            return evaluate(self.model.program_with, chunks)
 
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
