@@ -58,7 +58,8 @@ def test_logits_of_stories_with_rounded_cache_are_close(
 def test_engines_agree(kv_type: str, variant: str, tiny_gguf: TinyGguf, plugins: Plugins) -> None:
     models = [load_model(tiny_gguf(variant), "fp32", plugins=plugins, engine=engine()) for engine in ENGINES.values()]
     logits = [model.create_session(kv_type=kv_type).eval(TOKENS, all_logits=True) for model in models]
-    assert formulas.nmse(logits[1], logits[0]) < 1e-6
+    # Kernels round queries and weights to 16 bits: a few codes of the next layer's cells are the neighbouring ones.
+    assert formulas.nmse(logits[1], logits[0]) < (1e-6 if kv_type in ("f16", "bf16", "q8_0") else 2e-5)
 
 
 @pytest.mark.parametrize("kv_type", BOUNDS)
