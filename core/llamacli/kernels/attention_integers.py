@@ -13,22 +13,16 @@ from typing import Any
 import numpy as np
 
 from llamacli.kernels import ir, simd
-from llamacli.kernels.attention_registers import (
-    ROW_SCORES,
-    TILE,
-    by_rows,
-    scores_of_rows,
-    sums_in_turn,
-)
+from llamacli.kernels.attention_registers import ROW_SCORES, TILE, by_rows, scores_of_rows, sums_in_turn
 from llamacli.kernels.deferred import intrinsic, njit, types
 from llamacli.kernels.groups import stack_rows
 from llamacli.kernels.isa import AVX512, isa
 from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.rounding import BLOCK
-from llamacli.kernels.kv_types.types import KV_TYPES, PAGE, UNIT, IntegerType
+from llamacli.kernels.kv_types.types import PAGE, UNIT, IntegerType
 
 _MOST, _LEAST = 32767.0, 1e-30
-"""The largest rounded number, and a largest number at which all of a scale become 0: their inverse could be infinite."""
+"""The largest rounded number, and a magnitude up to which numbers become 0: the inverse of a scale must be finite."""
 
 _LINE, _ROW_WEIGHTS, _ROW_ENDS = 64, 2 * TILE, 8
 """Bytes of a cache line, of a row's rounded weights, and of their scale and the sum of weighted offsets."""
@@ -136,16 +130,15 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
     Arguments are those of `attention_registers._scores`; queries are those of `round_queries`.
     """
     number, n_rows, n_abreast = kind.literal_value, n.literal_value, n_pages.literal_value
-    stored = list(KV_TYPES.values())[number]
-    assert isinstance(stored, IntegerType)
+    stored = cells.integer_type(number)
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         for rows in _groups(n_rows):
-            score(b, rows, *args[3:])
+            score_rows(b, rows, *args[3:])
         return context.get_dummy_value()
 
-    def score(b: ir.Builder, rows: range, q: ir.Value, q_stride: ir.Value, pages: ir.Value, keys: ir.Value,
-              head_dim: ir.Value, out: ir.Value, ahead: ir.Value) -> None:  # fmt: skip
+    def score_rows(b: ir.Builder, rows: range, *args: ir.Value) -> None:
+        q, q_stride, pages, keys, head_dim, out, ahead = args
         starts = [q]
         while len(starts) < n_abreast:
             starts.append(ir.opaque(b, starts[-1]))
@@ -162,7 +155,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
             lines = [(place, line) for line in range(-(-n_bytes // _LINE)) for place in following]
             for unit in range(n_units):
                 first = stored.header_bytes + unit * stored.unit_bytes
-                codes = [cells.key_codes(b, number, ir.offset(b, block, first)) for block in blocks]
+                codes = [cells.key_codes(b, stored, ir.offset(b, block, first)) for block in blocks]
                 for pair in range(UNIT // 2):
                     for place, line in lines[unit * UNIT // 2 + pair :: n_units * UNIT // 2] if 0 in rows else ():
                         ir.prefetch(b, b.add(place, ir.offset(b, at, line * _LINE)), 1, level=2)
@@ -171,7 +164,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
                         ir.dot_i16(b, total, codes[page][pair], _pair(b, b.add(place, query), unit * UNIT + 2 * pair))
                         for (page, _), place, total in zip(chains, places, sums, strict=True)
                     ]
-            factors, results = [cells.load_scales(b, number, block) for block in blocks], []
+            factors, results = [cells.load_scales(b, stored, block) for block in blocks], []
             for (page, _), end, total, own in zip(chains, ends, totals, sums, strict=True):
                 scale, addend = factors[page]
                 result = ir.fma(b, ir.to_f32(b, own), scale, total)
@@ -207,12 +200,12 @@ def _pair(b: ir.Builder, at: ir.Value, i: int) -> ir.Value:
 @intrinsic(prefer_literal=True)
 def _load_scales(typingctx: Any, kind: Any, block: Any, n_cells: Any, out: Any) -> Any:
     """Store a block's scales, and its offsets if any, of the first cells; 0 for others."""
-    number = kind.literal_value
+    stored = cells.integer_type(kind.literal_value)
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         _, block, n_cells, out = args
         none = ir.constant(ir.F32X16, 0.0)
-        for i, factor in enumerate(cells.load_scales(b, number, block)):
+        for i, factor in enumerate(cells.load_scales(b, stored, block)):
             if factor is not None:  # cells beyond may hold NaN
                 ir.store(b, ir.offset(b, out, ROW_SCORES * i), ir.first_lanes(b, factor, n_cells, none))
         return context.get_dummy_value()
@@ -230,18 +223,16 @@ def _accumulate(typingctx: Any, kind: Any, n: Any, units: Any, pages: Any, block
     sum of offsets. As many bytes as are read are prefetched from the addresses that `ahead` is the address of.
     Literals: n, the number of units, and the type.
     """
-    number, n_rows, n_units = kind.literal_value, n.literal_value, units.literal_value
-    stored = list(KV_TYPES.values())[number]
-    assert isinstance(stored, IntegerType)
+    stored, n_rows, n_units = cells.integer_type(kind.literal_value), n.literal_value, units.literal_value
     n_bytes, n_turns = n_units * stored.block_bytes // 2, max(1, sums_in_turn(n_rows) // n_units)
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         for rows in _groups(n_rows):
-            add(b, rows, *args[3:])
+            add_rows(b, rows, *args[3:])
         return context.get_dummy_value()
 
-    def add(b: ir.Builder, rows: range, pages: ir.Value, block: ir.Value, first: ir.Value, n_pages: ir.Value,
-            weights: ir.Value, ends: ir.Value, out: ir.Value, out_stride: ir.Value, ahead: ir.Value) -> None:  # fmt: skip
+    def add_rows(b: ir.Builder, rows: range, *args: ir.Value) -> None:
+        pages, block, first, n_pages, weights, ends, out, out_stride, ahead = args
         chains = [(unit, row) for unit in range(n_units) for row in rows]
         units = b.add(block, ir.offset(b, b.mul(first, ir.I64(stored.unit_bytes)), stored.header_bytes))
         out = b.add(out, b.mul(first, ir.I64(4 * UNIT)))
@@ -258,7 +249,7 @@ def _accumulate(typingctx: Any, kind: Any, n: Any, units: Any, pages: Any, block
                 for line in range(pair, -(-n_bytes // _LINE), PAGE // 2) if 0 in rows else ():
                     ir.prefetch(b, ir.offset(b, following, line * _LINE), 1, level=2)
                 places = [ir.offset(b, part, unit * stored.unit_bytes) for unit in range(n_units)]
-                codes = [cells.value_codes(b, number, place, ir.I64(pair)) for place in places]
+                codes = [cells.value_codes(b, stored, place, ir.I64(pair)) for place in places]
                 for at, (unit, row) in enumerate(chains, start=pair % n_turns * len(chains)):
                     weight = _pair(b, ir.offset(b, starts[unit], _ROW_WEIGHTS * row), 2 * pair)
                     sums[at] = ir.dot_i16(b, sums[at], codes[unit], weight)
@@ -289,8 +280,8 @@ def scores_of_tile(name: str) -> Any:
 
 def values_of_tile(name: str) -> Any:
     """Compiled function as that of `attention_registers.values_of_tile`."""
-    number, kind = cells.NUMBERS[name], KV_TYPES[name]
-    assert isinstance(kind, IntegerType)
+    number = cells.NUMBERS[name]
+    kind = cells.integer_type(number)
     offsets, block_bytes = has_offsets(kind), kind.block_bytes
 
     def accumulate(n: int) -> Any:

@@ -85,7 +85,8 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
 
         chains = [(page, row) for page in range(n_abreast) for row in range(n_rows)]
         zeros = [ir.constant(ir.F32X16, 0.0)] * len(chains)
-        totals = _with_prefetch(b, head_dim, cells.float_bytes(number), following, zeros, add_keys)
+        n_bytes = PAGE * cells.float_type(number).item.itemsize
+        totals = _with_prefetch(b, head_dim, n_bytes, following, zeros, add_keys)
         for (page, row), total in zip(chains, totals, strict=True):
             ir.store(b, ir.offset(b, out, ROW_SCORES * row + 4 * PAGE * page), total)
         return context.get_dummy_value()
@@ -110,8 +111,9 @@ def _accumulate_values(typingctx: Any, kind: Any, n: Any, n_columns: Any, p: Any
         weights = [p]
         while len(weights) < n_abreast:
             weights.append(ir.opaque(b, weights[-1]))
-        n_bytes = cells.float_bytes(number)
-        size, first = ir.I64(n_bytes // UNIT), b.add(values, b.mul(column, ir.I64(n_bytes // UNIT)))
+        n_bytes = PAGE * cells.float_type(number).item.itemsize
+        size = ir.I64(n_bytes // PAGE)
+        first = b.add(values, b.mul(column, size))
         chains = [(i, row) for i in range(n_abreast) for row in range(n_rows)]
         places = [ir.offset(b, rows[row], 4 * PAGE * i) for i, row in chains]
 
@@ -280,7 +282,8 @@ def values_of_tile(name: str) -> Any:
     Its arguments are `(n, p, table, values, n_dims, out, out_stride, ahead, begin, n_pages, n_cells)`: rows of weights
     `p`, then as for scores; cells from `n_cells` on are not read, as they may hold NaN.
     """
-    kind, n_bytes = cells.NUMBERS[name], cells.float_bytes(cells.NUMBERS[name])
+    kind = cells.NUMBERS[name]
+    n_bytes = PAGE * cells.float_type(kind).item.itemsize
 
     def of_rows(n: int) -> Any:
         many = sums_in_turn(n)

@@ -270,7 +270,8 @@ def _check_compatible(header: dict[str, Any], pool: KVPool) -> None:
             f"the state's cache type is {header['k']}/{header['v']}, and the target's {mine['k']}/{mine['v']}"
         )
     if header.get("codes") != mine.get("codes"):
-        raise StateError(f"the state has cells of {header['k']}/{header['v']} as another version of llamacli orders them")
+        kinds = f"{header['k']}/{header['v']}"
+        raise StateError(f"the state has cells of {kinds} as another version of llamacli orders them")
     if header["states"] != mine["states"] or header.get("recurrent") != mine.get("recurrent"):
         raise StateError("the state's layers differ from this model's")
 

@@ -31,11 +31,18 @@ def dims_at_once(number: int) -> int:
     return 1 if isinstance(_TYPES[number], FloatType) else UNIT
 
 
-def float_bytes(number: int) -> int:
-    """Bytes of 16 numbers of a type of floats."""
+def float_type(number: int) -> FloatType:
+    """Type of floats, by its number."""
     kind = _TYPES[number]
     assert isinstance(kind, FloatType)
-    return PAGE * kind.item.itemsize
+    return kind
+
+
+def integer_type(number: int) -> IntegerType:
+    """Quantized type, by its number."""
+    kind = _TYPES[number]
+    assert isinstance(kind, IntegerType)
+    return kind
 
 
 def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[ir.Value]:
@@ -47,14 +54,14 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
     if isinstance(kind, FloatType):
         return [_load_float(b, kind, b.add(part, b.mul(i, ir.I64(PAGE * kind.item.itemsize))))]
     block, unit = _unit(b, kind, part, i)
-    scale, offset = load_scales(b, number, block)
-    codes = itertools.chain(*(_halves(b, pair) for pair in key_codes(b, number, unit)))
+    scale, offset = load_scales(b, kind, block)
+    codes = itertools.chain(*(_halves(b, pair) for pair in key_codes(b, kind, unit)))
     return [_number(b, code, scale, offset) for code in codes]
 
 
-def load_scales(b: ir.Builder, number: int, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+def load_scales(b: ir.Builder, kind: IntegerType, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """Load a block's scale and offset of each cell, for number = scale * code + offset."""
-    rounding = _TYPES[number].rounding
+    rounding = kind.rounding
     words = [ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16) for i in range(1 + rounding.has_offset)]
     if rounding.has_offset:
         return _half(b, words[0]), _half(b, words[1])
@@ -66,9 +73,8 @@ def load_scales(b: ir.Builder, number: int, block: ir.Value) -> tuple[ir.Value, 
     return scale, b.fmul(scale, b.fneg(zero))
 
 
-def key_codes(b: ir.Builder, number: int, unit: ir.Value) -> list[ir.Value]:
+def key_codes(b: ir.Builder, kind: IntegerType, unit: ir.Value) -> list[ir.Value]:
     """Load a unit's codes of 16 keys, int16x32 for each pair of dimensions."""
-    kind = _TYPES[number]
     n_rows = UNIT // 2 if kind.bits == 8 else UNIT // 4
     rows = [ir.load(b, ir.offset(b, unit, kind.high_bytes + 2 * PAGE * row), _I8X32) for row in range(n_rows)]
     if kind.bits < 8:
@@ -81,9 +87,8 @@ def key_codes(b: ir.Builder, number: int, unit: ir.Value) -> list[ir.Value]:
     return [_widened(b, kind, row, bits) for row, bits in zip(rows, fifth, strict=True)]
 
 
-def value_codes(b: ir.Builder, number: int, unit: ir.Value, pair: ir.Value) -> ir.Value:
+def value_codes(b: ir.Builder, kind: IntegerType, unit: ir.Value, pair: ir.Value) -> ir.Value:
     """Load a unit's codes of two cells, those of a dimension side by side, int16x32."""
-    kind = _TYPES[number]
     codes = ir.offset(b, unit, kind.high_bytes)
     if kind.bits == 8:
         return _widened(b, kind, ir.load(b, b.add(codes, b.mul(pair, ir.I64(2 * UNIT))), _I8X32), None)
@@ -151,14 +156,14 @@ def value_loader(
     block, unit = _unit(b, kind, part, b.lshr(column, ir.I64(4)))
 
     # A page's scales are converted at once, and read from the stack.
-    factors = load_scales(b, number, block)
+    factors = load_scales(b, kind, block)
     places = [factor and ir.stack(b, 4 * PAGE) for factor in factors]
     for place, factor in zip(places, factors, strict=True):
         if place:
             ir.store(b, place, factor)
 
     def load(pair: ir.Value) -> list[ir.Value]:
-        numbers, codes = [], _halves(b, value_codes(b, number, unit, pair))
+        numbers, codes = [], _halves(b, value_codes(b, kind, unit, pair))
         for cell, code in enumerate(codes):
             at = ir.offset(b, b.mul(pair, ir.I64(8)), 4 * cell)
             numbers.append(_number(b, code, *(place and ir.broadcast_f32(b, b.add(place, at)) for place in places)))
@@ -169,7 +174,7 @@ def value_loader(
 
 def load_value(b: ir.Builder, number: int, place: ir.Value) -> ir.Value:
     """Load 16 dimensions of a value of floats."""
-    return _load_float(b, _TYPES[number], place)
+    return _load_float(b, float_type(number), place)
 
 
 def _load_float(b: ir.Builder, kind: FloatType, address: ir.Value) -> ir.Value:

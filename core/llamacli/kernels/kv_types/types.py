@@ -203,8 +203,8 @@ class IntegerType(CellType):
         out = np.empty((len(parts), PAGE, head_dim), np.float32)
         for start in range(0, head_dim, UNIT):
             at = self._unit(start)
-            codes = parts[:, self._places(at, is_key)]
-            codes = codes ^ 128 if self.bits == 8 else np.concatenate([codes & 15, codes >> 4], axis=-1)
+            packed = parts[:, self._places(at, is_key)]
+            codes = packed ^ np.uint8(128) if self.bits == 8 else np.concatenate([packed & 15, packed >> 4], axis=-1)
             if self.bits == 5:
                 high = parts[:, at : at + 2 * PAGE].view(np.uint16)[..., None]
                 codes = codes | ((high >> np.arange(UNIT, dtype=np.uint16) & 1) << 4).astype(np.uint8)
