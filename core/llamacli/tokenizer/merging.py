@@ -34,7 +34,7 @@ def string_table(strings: Sequence[str]) -> Table:
         encoded = [text.encode(errors="surrogatepass") for text in strings]
         data, stops = b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         starts, stops = stops[:-1].copy(), stops[1:].copy()
-    slots = np.empty((1 << (2 * len(strings) + 1).bit_length(), 2), np.int64)
+    slots = np.empty((1 << (2 * len(strings) + 1).bit_length(), 2), np.int64)  # a third to two thirds are filled
     return np.frombuffer(data, np.uint8).copy(), starts, stops, np.zeros(len(strings), np.int32), slots
 
 
