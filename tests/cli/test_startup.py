@@ -85,6 +85,27 @@ def test_cached_kernels_run_without_numba_and_llvm(environment: dict[str, str], 
     assert {"numba", "llvmlite.binding"} & set(result.stdout.splitlines()[-1].split()) == set()
 
 
+COUNTED = """
+import gc, os, sys; sys.argv[0] = "llamacli"
+from llamacli.cli import main
+try: main()
+finally: print(gc.get_stats()[0]["collections"], os.environ["OPENBLAS_THREAD_TIMEOUT"])
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("given", "kept"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
+def test_start_spends_little_time_besides_its_work(
+    given: dict[str, str], kept: str, environment: dict[str, str], model: Path
+) -> None:
+    """Few collections of garbage; threads of NumPy that sleep soon."""
+    command = [sys.executable, "-c", COUNTED, "run", str(model), "once", "-n", "1"]
+    result = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=True)
+    collections, timeout = result.stdout.splitlines()[-1].split()[-2:]
+    assert timeout == kept
+    assert int(collections) < 80
+
+
 def test_help_is_fast(program) -> None:
     def cpu_s() -> float:
         before = os.times()
