@@ -1,15 +1,18 @@
 """LLVM's answers about this CPU, kept in a file."""
 
 import json
-from collections.abc import Iterator
+import os
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llvmlite import binding
 
-from llamacli.kernels import cpu
+from llamacli.kernels import cpu, elf
+from llamacli.kernels.elf import UnsupportedCodeError
 
-CPUINFO = "processor\t: 0\nmodel name\t: A\ncpu MHz\t\t: 2596.094\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t: x\n"
 ANSWER = ("x86_64-unknown-linux-gnu", "znver9", "+avx2,-sse4a")
 
 
@@ -18,9 +21,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     """List of the questions to LLVM; all files are the test's."""
     questions: list[str] = []
     monkeypatch.setenv("LLAMACLI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "_identity", lambda: "one")
     monkeypatch.setattr(cpu, "_ask_llvm", lambda: questions.append("") or ANSWER)
-    (tmp_path / "cpuinfo").write_text(CPUINFO)
     yield questions
     cpu.host.cache_clear()
 
@@ -41,16 +43,42 @@ def test_llvm_is_asked_once(asked: list[str]) -> None:
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "n_asked"),
-    [("avx2", "avx2 amx_tile", 2), ("A", "B", 2), ("2596", "3000", 1), (": x", ": y", 1), ("flags", "Features", 3)],
-)
-def test_another_cpu_is_asked_about(old: str, new: str, n_asked: int, asked: list[str]) -> None:
-    """Not a changed frequency, nor another core; without flags, nothing is kept."""
+def test_another_cpu_is_asked_about(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     host()
-    cpu._CPUINFO.write_text(CPUINFO.replace(old, new))
+    monkeypatch.setattr(cpu, "_identity", lambda: "other")
     assert [host(), host()] == [ANSWER] * 2
-    assert len(asked) == n_asked
+    assert len(asked) == 2
+
+
+def refused() -> str:
+    raise UnsupportedCodeError("memory that cannot be protected")
+
+
+@pytest.mark.parametrize(("name", "value"), [("_identity", refused), ("is_supported", lambda: False)])
+def test_nothing_is_kept_of_a_cpu_that_cannot_be_asked(
+    name: str, value: Callable[[], Any], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, name, value)
+    assert [host(), host()] == [ANSWER] * 2
+    assert len(asked) == 2
+
+
+@pytest.mark.skipif(not elf.is_supported(), reason="CPUID is an instruction of x86")
+def test_identity_is_that_of_all_cores() -> None:
+    """And of all times; it has the flags that Linux shows."""
+    cores = os.sched_getaffinity(0)
+    found = []
+    try:
+        for core in [*cores][:4]:
+            os.sched_setaffinity(0, {core})
+            found += [cpu._identity(), cpu._identity()]
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert len(set(found)) == 1
+    vendor, features = json.loads(found[0].rpartition(" ")[0])[0], json.loads(found[0].rpartition(" ")[0])[2]
+    text = Path("/proc/cpuinfo").read_text()
+    assert struct.pack("<III", vendor[1], vendor[3], vendor[2]).decode() in text
+    assert bool(features[1] & 1 << 5) == (" avx2 " in text)
 
 
 def test_another_llvm_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -454,7 +454,7 @@ def functions_in(value: Any, names: frozenset[str], seen: set[int]) -> Iterator[
             yield from functions_in(part, names, seen)
 
 
-OF_FILES = {"llamacli.errors", "llamacli.util.files", "llamacli.util.folders"}
+OF_FILES = {"llamacli.errors", "llamacli.util.files", "llamacli.util.folders", "llamacli.util.memory"}
 """Modules by which the features of the CPU are read from a file."""
 
 

@@ -6,22 +6,33 @@ Loading LLVM for them alone would take 40 MB and 30 ms of each start with cached
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
-import re
 from pathlib import Path
 
 from llvmlite import __version__
 
 from llamacli.errors import LlamaCliError
+from llamacli.kernels.elf import UnsupportedCodeError, executable, is_supported
 from llamacli.util.files import make_own_folder, open_own, replacing
 from llamacli.util.folders import cache_folder
 
 _FILE = "cpu.json"
 
-_CPUINFO = Path("/proc/cpuinfo")
-_ABOUT_CPU = re.compile(r"^(?:vendor_id|cpu family|model|model name|stepping|microcode|flags)\s*:.*", re.MULTILINE)
-"""Lines about an x86 CPU, of which `flags` lists the features."""
+_CPUID = bytes.fromhex(
+    "53 89f8 89f1 4989d0"  # push rbx; mov eax, edi; mov ecx, esi; mov r8, rdx
+    "0fa2 418900 41895804"  # cpuid; mov [r8], eax; mov [r8 + 4], ebx
+    "41894808 4189500c 5b c3"  # mov [r8 + 8], ecx; mov [r8 + 12], edx; pop rbx; ret
+)
+_XGETBV = bytes.fromhex("31c9 0f01d0 c3")  # xor ecx, ecx; xgetbv; ret
+
+_EXTENDED, _OSXSAVE = 1 << 31, 1 << 27
+_LEAVES = (
+    (0, 0, "abcd"), (1, 0, "acd"), (7, 0, "abcd"), (7, 1, "abcd"), (0xD, 1, "a"), (0x14, 0, "b"), (0x19, 0, "b"),
+    (0x1E, 1, "a"), (0x24, 0, "b"), (_EXTENDED, 0, "a"), (_EXTENDED | 1, 0, "cd"), (_EXTENDED | 8, 0, "b"),
+)  # fmt: skip
+"""Leaves of the instruction CPUID that LLVM reads, and their registers: others may tell cores apart."""
 
 
 @functools.cache
@@ -49,13 +60,29 @@ def _ask_llvm() -> tuple[str, str, str]:
 
 
 def _key() -> str:
-    """Text about LLVM and the first core, "" where the system has none."""
-    try:
-        first, _, _ = _CPUINFO.read_text().partition("\n\n")
-    except OSError:
+    """Text about LLVM and the CPU, "" where the CPU cannot be asked."""
+    if not is_supported():
         return ""
-    lines = _ABOUT_CPU.findall(first)
-    return "\n".join([__version__, *lines]) if any(line.startswith("flags") for line in lines) else ""
+    with contextlib.suppress(UnsupportedCodeError):
+        return f"{__version__} {_identity()}"
+    return ""
+
+
+def _identity() -> str:
+    """Answers of CPUID, and the registers that the system saves, by XGETBV."""
+    ask = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(executable(_CPUID))
+
+    def answer(leaf: int, part: int) -> dict[str, int]:
+        registers = (ctypes.c_uint32 * 4)()
+        ask(leaf, part, registers)
+        return dict(zip("abcd", registers, strict=True))
+
+    last = {first: answer(first, 0)["a"] for first in (0, _EXTENDED)}
+    found = [
+        [answer(leaf, part)[name] for name in names] for leaf, part, names in _LEAVES if leaf <= last[leaf & _EXTENDED]
+    ]
+    saved = ctypes.CFUNCTYPE(ctypes.c_uint32)(executable(_XGETBV))() if answer(1, 0)["c"] & _OSXSAVE else 0
+    return f"{found} {saved}"
 
 
 def _kept(path: Path) -> list[str]:

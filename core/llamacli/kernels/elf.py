@@ -59,6 +59,11 @@ class UnsupportedCodeError(Exception):
     """Object code of another kind, or with an unknown symbol."""
 
 
+def is_supported() -> bool:
+    """True on the system that this loader is for."""
+    return sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
+
+
 def undefined_symbols(code: bytes) -> list[str] | None:
     """Undefined names in ELF object code; None for other systems' code."""
     if code[:5] != _ELF + bytes([_WIDE]):
@@ -76,6 +81,15 @@ def load(code: bytes, symbol: str, own: Mapping[str, int]) -> int:
         return _load(_Object(code), symbol, own)
     except (struct.error, LookupError, OverflowError, ValueError) as error:  # numbers that lead out of the file
         raise UnsupportedCodeError(repr(error)) from error
+
+
+def executable(code: bytes) -> int:
+    """Address of a function that is this machine code. Raises as `load`."""
+    memory = anonymous(len(code))
+    memory[:] = np.frombuffer(code, np.uint8)
+    _protect(memory.ctypes.data, len(code), mmap.PROT_READ | mmap.PROT_EXEC)
+    _kept.append(memory)
+    return int(memory.ctypes.data)
 
 
 class _Object:
@@ -117,7 +131,7 @@ class _Object:
 
 def _load(file: _Object, symbol: str, own: Mapping[str, int]) -> int:
     _expect(file.kind == [_ELF, _WIDE, _LITTLE_ENDIAN, _RELOCATABLE, _X86_64], "kind of file")
-    _expect(sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32, "system")
+    _expect(is_supported(), "system")
     places, n_code, n_bytes = _layout(file)
     memory = anonymous(n_bytes)
     base = memory.ctypes.data
