@@ -221,7 +221,8 @@ def measure(
 
 def main() -> None:
     """Parse the command line and measure."""
-    from llamacli.kernels.isa import available, host
+    from llamacli.kernels.cpu import host
+    from llamacli.kernels.isa import available
     from llamacli.kernels.registry import packings
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

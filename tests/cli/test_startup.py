@@ -62,7 +62,8 @@ def test_help_imports_no_command(environment: dict[str, str], thirty_plugins: No
 def test_completion_imports_nothing_for_chat(environment: dict[str, str], model: Path) -> None:
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "1"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert {"jinja2", "prompt_toolkit", "asyncio"} & set(result.stdout.splitlines()[-1].split()) == set()
+    found = set(result.stdout.splitlines()[-1].split())
+    assert {"jinja2", "prompt_toolkit", "asyncio", "wcwidth"} & found == set()
 
 
 @pytest.mark.medium
@@ -76,13 +77,34 @@ def test_commands_without_computing_import_no_compiler(command: str, environment
 
 
 @pytest.mark.medium
-def test_cached_kernels_run_without_numba(environment: dict[str, str], model: Path) -> None:
-    """Importing Numba would take half of a short run."""
+def test_cached_kernels_run_without_numba_and_llvm(environment: dict[str, str], model: Path) -> None:
+    """Importing them would take half of a short run, and 40 MB."""
     command = [sys.executable, "-c", LOADED, "run", str(model), "once", "-n", "4", "--seed", "1"]
     compiling = environment | {"NUMBA_DISABLE_JIT": "0", "LLAMACLI_CACHE": os.environ["LLAMACLI_CACHE"]}
     for _ in range(2):  # the first run compiles what is not in the cache
         result = subprocess.run(command, env=compiling, capture_output=True, text=True, check=True)
-    assert {"numba"} & set(result.stdout.splitlines()[-1].split()) == set()
+    assert {"numba", "llvmlite.binding"} & set(result.stdout.splitlines()[-1].split()) == set()
+
+
+COUNTED = """
+import gc, os, sys; sys.argv[0] = "llamacli"
+from llamacli.cli import main
+try: main()
+finally: print(gc.get_stats()[0]["collections"], os.environ["OPENBLAS_THREAD_TIMEOUT"])
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("given", "kept"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
+def test_start_spends_little_time_besides_its_work(
+    given: dict[str, str], kept: str, environment: dict[str, str], model: Path
+) -> None:
+    """Few collections of garbage; threads of NumPy that sleep soon."""
+    command = [sys.executable, "-c", COUNTED, "run", str(model), "once", "-n", "1"]
+    result = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=True)
+    collections, timeout = result.stdout.splitlines()[-1].split()[-2:]
+    assert timeout == kept
+    assert int(collections) < 80
 
 
 def test_help_is_fast(program) -> None:

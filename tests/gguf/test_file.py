@@ -199,6 +199,8 @@ def test_string_array_is_a_sequence(path: Path) -> None:
     assert found[::-2] == tokens[::-2]
     assert found.index("bc") == 2
     assert "ü" in found
+    assert found.last_places(["", "ü", "bc", "cb", "x"]) == {"ü": 4, "bc": 2}
+    assert empty.last_places(["a"]) == {}
     assert found == tokens
     assert tokens == found
     assert found != tokens[:-1]

@@ -88,8 +88,8 @@ RANDOM = {
 }
 """Test by Hypothesis of each function that makes kernels, and of each single one; those of ops have random graphs."""
 
-OF_TEAMS = {"_run_job", "_worker_loop", "_prepare", "_spin"}
-"""Functions that run kernels, and compute nothing themselves."""
+OF_TEAMS = {"_run_job", "_worker_loop", "_prepare", "_spin", "_handle_fault"}
+"""Functions that run kernels, and the handler of faults: they compute nothing themselves."""
 
 
 def of_ops() -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from llvmlite import binding
 
 from llamacli.engine.catalog import catalog
-from llamacli.kernels import jit, linker
+from llamacli.kernels import elf, jit, linker
 
 IR = """
 declare double @cbrt(double)
@@ -36,15 +36,15 @@ def object_code(missing: str) -> bytes:
 
 
 def test_undefined_symbols() -> None:
-    assert linker.undefined_symbols(object_code("one_more")) == ["cbrt", "one_more"]
-    assert linker.undefined_symbols(b"\xcf\xfa\xed\xfe" + bytes(100)) is None
+    assert elf.undefined_symbols(object_code("one_more")) == ["cbrt", "one_more"]
+    assert elf.undefined_symbols(b"\xcf\xfa\xed\xfe" + bytes(100)) is None
 
 
 def test_code_is_linked() -> None:
     import ctypes
 
     code = object_code("labs")
-    address = linker.link(code, "root_labs", linker.undefined_symbols(code))
+    address = linker.link(code, "root_labs", elf.undefined_symbols(code))
     assert address
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(address)(27.0) == pytest.approx(3.0)
 
@@ -52,7 +52,7 @@ def test_code_is_linked() -> None:
 def test_code_that_needs_what_is_not_there_is_refused() -> None:
     """LLVM would end the process."""
     code = object_code("llamacli_is_not_there")
-    assert linker.link(code, "root_llamacli_is_not_there", linker.undefined_symbols(code)) is None
+    assert linker.link(code, "root_llamacli_is_not_there", elf.undefined_symbols(code)) is None
 
 
 FAILS = """
@@ -82,7 +82,7 @@ print(Compiled(allocating, "int64(int64)").call(5), "numba" in sys.modules)
 FIRST_OF_A_PROCESS = """
 import sys
 from llvmlite import binding
-from llamacli.kernels import linker
+from llamacli.kernels import elf, linker
 binding.initialize_native_target()
 binding.initialize_native_asmprinter()
 machine = binding.Target.from_default_triple().create_target_machine(jit=True)
@@ -93,7 +93,7 @@ define void @root() {
   ret void
 }
 '''))
-needs = linker.undefined_symbols(code)
+needs = elf.undefined_symbols(code)
 print(needs, bool(linker.link(code, "root", needs)), bool(binding.address_of_symbol(*needs)))
 """
 

@@ -13,8 +13,9 @@ from numba.core.target_extension import current_target
 
 from llamacli.kernels import compiler, deferred, ir, isa
 from llamacli.kernels.compiler import compile_function
+from llamacli.kernels.elf import undefined_symbols
 from llamacli.kernels.jit import ArrayFunction, Compiled
-from llamacli.kernels.linker import FAILED, undefined_symbols
+from llamacli.kernels.linker import FAILED
 
 
 @njit

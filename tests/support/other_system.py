@@ -58,8 +58,9 @@ def simulate(system: str) -> None:
 
 def share_kernels(machine: str) -> None:
     """Use this machine's kernels, and write an entry of the cache."""
-    from llamacli.kernels import jit
+    from llamacli.kernels import cpu, jit
 
+    cpu.host()  # as this system finds it
     system, sys.platform = sys.platform, machine
     jit.fingerprint()
     sys.platform = system

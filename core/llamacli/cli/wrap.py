@@ -6,8 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 
-from wcwidth import wcwidth
-
 _TAB = 8
 
 
@@ -73,4 +71,6 @@ def flowed(cells: Iterable[str], width: int) -> list[str]:
 
 
 def _n_cells(text: str) -> int:
+    from wcwidth import wcwidth
+
     return sum(max(0, wcwidth(character)) for character in text)

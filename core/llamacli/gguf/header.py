@@ -4,11 +4,8 @@ The layout is that of the GGUF specification, versions 2 and 3, little endian. A
 integers, and every size is compared with the remaining bytes of the file before anything is read or allocated for it.
 """
 
-import bisect
-import contextlib
 import math
 import struct
-from array import array
 from enum import IntEnum
 from mmap import mmap
 from typing import Any
@@ -19,6 +16,7 @@ import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError
 from llamacli.gguf.metadata import Metadata, StringArray, shown
+from llamacli.gguf.string_ends import string_ends
 from llamacli.quantization import FORMATS, TensorType, nbytes
 
 MAGIC = b"GGUF"
@@ -196,19 +194,13 @@ class _Parser:
     def strings(self, what: str, length: int) -> StringArray:
         if length * 8 > self.size - self.pos:
             raise self.error(f"{what} has {length} strings, more than fit into the rest of the file")
-        data, start = self.data, self.pos
-        ends = array("q")
-        pos, read_length, append = 0, _U64.unpack_from, ends.append
-        with contextlib.suppress(struct.error, OverflowError):  # a length that ends behind the file, or is no index
-            for _ in range(length):
-                pos += 8 + read_length(data, start + pos)[0]
-                append(pos)
-        n_whole = bisect.bisect_right(ends, self.size - start)
+        start = self.pos
+        ends = string_ends(self.data, start, length)
+        n_whole = int(np.searchsorted(ends, self.size - start, "right"))
         if n_whole < length:
             raise self.error(f"{what}: string {n_whole} of {length} reaches beyond the end of the file")
-        pos += start
-        self.pos = pos
-        return StringArray(data[start:pos], ends)
+        self.pos += int(ends[-1]) if length else 0
+        return StringArray(self.data[start : self.pos], ends)
 
     def text(self, what: str, limit: int) -> str:
         try:

@@ -1,8 +1,7 @@
 """Key-value metadata of a model file, with getters that check types."""
 
 import math
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast, overload
 
 import numpy as np
@@ -34,13 +33,14 @@ def _is_number(value: object) -> bool:
 class StringArray(Sequence[str]):
     """Array of strings that are decoded on access.
 
-    A vocabulary is often opened and never read. `data` holds each string after its 8-byte length, `ends` the end
-    position of each one in it. Bytes that are not UTF-8 become U+FFFD, so that a damaged string can still be shown.
+    Most strings of a vocabulary are never read. `data` holds each string after its 8-byte length, `ends` the end
+    position of each one in it, int64 [n]. Bytes that are not UTF-8 become U+FFFD, so that a damaged string can still be
+    shown.
     """
 
     __slots__ = ("_data", "_ends")
 
-    def __init__(self, data: bytes, ends: "array[int]"):
+    def __init__(self, data: bytes, ends: npt.NDArray[np.int64]):
         self._data, self._ends = data, ends
 
     def __len__(self) -> int:
@@ -59,16 +59,23 @@ class StringArray(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         data, start = self._data, 8
-        for end in self._ends:
+        for end in self._ends.tolist():
             yield data[start:end].decode(errors="replace")
             start = end + 8
 
     def spans(self) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the data, and the starts and stops of strings, int64 [n]."""
-        stops = np.array(self._ends, np.int64)
-        starts = np.full_like(stops, 8)
-        starts[1:] += stops[:-1]
-        return self._data, starts, stops
+        starts = np.full_like(self._ends, 8)
+        starts[1:] += self._ends[:-1]
+        return self._data, starts, self._ends.copy()
+
+    def last_places(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return the last place of each text that is there."""
+        wanted = {text: text.encode() for text in texts if text}
+        data, starts, stops = self.spans()
+        signs = (stops - starts) << 8 | np.frombuffer(data, np.uint8)[stops - 1]  # length and last byte
+        places = np.flatnonzero(np.isin(signs, [len(text) << 8 | text[-1] for text in wanted.values()])).tolist()
+        return {text: place for place in places if (text := self[place]) in wanted}
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):

@@ -7,10 +7,10 @@ import functools
 import os
 import platform
 import sys
-
-from llvmlite import binding
+from typing import Any
 
 from llamacli.errors import InvalidRequestError
+from llamacli.kernels.cpu import host
 
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "i8mm")
 """`avxvnni` and `avx512` have the integer dot product of VNNI, `neon` that of ARM's FEAT_DotProd, of signed bytes, and
@@ -62,11 +62,6 @@ define i32 @dot_{name}(<16 x i8> %x, <16 x i8> %y) {{
 """
 
 
-def host() -> tuple[str, str, str]:
-    """Triple, name and features of this CPU, for LLVM."""
-    return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-
-
 def target() -> tuple[str, str, str]:
     """Triple, name and features of the CPU that kernels are compiled for.
 
@@ -86,8 +81,10 @@ def architecture(triple: str) -> str:
     return triple.partition("-")[0].replace("arm64", "aarch64")
 
 
-def target_machine(opt: int = 3) -> binding.TargetMachine:
-    """Machine that object code for `target` is made by."""
+def target_machine(opt: int = 3) -> Any:
+    """LLVM's target machine, which object code for `target` is made by."""
+    from llvmlite import binding
+
     triple, cpu, flags = target()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -100,21 +97,25 @@ def target_machine(opt: int = 3) -> binding.TargetMachine:
 @functools.cache
 def features() -> frozenset[str]:
     """The instruction-set extensions of this CPU, by LLVM's names."""
-    listed = {name for name, present in binding.get_host_cpu_features().items() if present}
+    triple, cpu, flags = host()
+    listed = {flag[1:] for flag in flags.split(",") if flag.startswith("+")}
     if platform.machine().lower() in ("aarch64", "arm64"):
-        triple, cpu, flags = host()
+        from llvmlite import binding
+
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         listed |= arm_features(binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=flags))
     return frozenset(listed)
 
 
-def arm_features(machine: binding.TargetMachine) -> frozenset[str]:
+def arm_features(machine: Any) -> frozenset[str]:
     """`dotprod` and `i8mm`, if this compiles for a CPU that has them.
 
     LLVM knows most extensions of an ARM CPU by its name and does not list them, and to use one that it does not know of
     would end the process. So this looks at what it makes of plain dot products.
     """
+    from llvmlite import binding
+
     found = {}
     for name, extend, instruction in (("dotprod", "sext", "\tsdot"), ("i8mm", "zext", "\tusdot")):
         module = binding.parse_assembly(_DOTS.format(name=name, extend=extend))

@@ -27,8 +27,9 @@ from typing import Any
 from llamacli.kernels.blocks import Block
 from llamacli.kernels.deferred import import_numba
 from llamacli.kernels.digest import function_digest, source_digest
+from llamacli.kernels.elf import undefined_symbols
 from llamacli.kernels.isa import architecture, isa, target
-from llamacli.kernels.linker import calls_numba, link, undefined_symbols
+from llamacli.kernels.linker import calls_numba, link
 from llamacli.kernels.packs import pack, with_checksum, without_checksum
 from llamacli.kernels.switch import jit_disabled
 from llamacli.util.files import SharedFileError, make_own_folder, open_own

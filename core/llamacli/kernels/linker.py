@@ -1,61 +1,45 @@
-"""Linker of object code in this process: LLVM's RuntimeDyld, by llvmlite.
+"""Linker of object code in this process.
 
-Numba links by the same means. Here its helper functions are registered only if code refers to them, since that takes
-the import of Numba.
+Code unknown to `elf` is linked by LLVM's RuntimeDyld, as Numba does it. Numba's helper functions are registered only
+for code with references to them, since that takes the import of Numba.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import struct
 from collections.abc import Iterable
 from typing import Any
 
-from llvmlite import binding
-
+from llamacli.kernels import elf
 from llamacli.kernels.deferred import import_numba
 from llamacli.util.memory import LLVM_BYTES, expect_free
-
-_HEADER = struct.Struct("<4sB3x32xQ10xHH")
-_SECTION = struct.Struct("<4xI16xQQI12xQ")
-_SYMBOL = struct.Struct("<IBxHQQ")
 
 FAILED = "llamacli_report_failure"
 """Symbol of the function that wrappers call after an exception, with the name of the code."""
 
-_ELF, _SYMBOL_TABLE = (b"\x7fELF", 2), 2
-
-
-def undefined_symbols(code: bytes) -> list[str] | None:
-    """Undefined names in ELF object code; None for other systems' code."""
-    magic, bits, sections_at, section_bytes, n_sections = _HEADER.unpack_from(code)
-    if (magic, bits) != _ELF:
-        return None
-    sections = [_SECTION.unpack_from(code, sections_at + i * section_bytes) for i in range(n_sections)]
-    names = set()
-    for kind, start, size, names_section, entry_bytes in sections:
-        if kind == _SYMBOL_TABLE:
-            names_at = sections[names_section][1]
-            for at in range(start, start + size, entry_bytes):
-                name, _, section, _, _ = _SYMBOL.unpack_from(code, at)
-                if name and not section:
-                    begin = names_at + name
-                    names.add(code[begin : code.index(b"\0", begin)].decode())
-    return sorted(names)
-
 
 def calls_numba(needs: Iterable[str] | None) -> bool:
-    """True if code with these `undefined_symbols` may call Numba or Python."""
+    """True if code with these `elf.undefined_symbols` may call Numba or Python."""
     return needs is None or any(name.startswith(("NRT_", "numba_", "Py", "_Py")) for name in needs)
 
 
 def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
     """Address of a symbol of object code, once it is linked.
 
-    `needs` are the `undefined_symbols`. None if this process has not all of them: LLVM would end the process, as it
-    does without memory for the code, which is a MemoryError here.
+    `needs` are the `elf.undefined_symbols`. None if this process has not all of them. Raises MemoryError.
     """
+    if not calls_numba(needs):
+        with contextlib.suppress(elf.UnsupportedCodeError):
+            return elf.load(code, symbol, own_symbols)
+    return _link_by_llvm(code, symbol, needs)
+
+
+def _link_by_llvm(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
+    """Link, but check first: LLVM would end the process on an error."""
+    from llvmlite import binding
+
     engine = _engine()  # before symbols are looked up: it makes those of the process known
     if not _register(needs):
         return None
@@ -67,19 +51,21 @@ def link(code: bytes, symbol: str, needs: Iterable[str] | None) -> int | None:
 
 def _register(needs: Iterable[str] | None) -> bool:
     """Make symbols known to LLVM; false if one is undefined."""
-    binding.add_symbol(FAILED, ctypes.cast(_report_failure, ctypes.c_void_p).value)
+    from llvmlite import binding
+
+    def is_known(name: str) -> bool:
+        return binding.address_of_symbol(name) is not None
+
+    for name, address in own_symbols.items():
+        binding.add_symbol(name, address)
     # Numba has the object of an exception under its name, where Python has a pointer to it.
-    if needs is not None and not any(name.startswith("PyExc_") or not _is_known(name) for name in needs):
+    if needs is not None and not any(name.startswith("PyExc_") or not is_known(name) for name in needs):
         return True
     import_numba()
     from numba.core.registry import cpu_target
 
     cpu_target.target_context.refresh()  # it registers Numba's functions
-    return needs is None or all(map(_is_known, needs))
-
-
-def _is_known(name: str) -> bool:
-    return binding.address_of_symbol(name) is not None
+    return needs is None or all(map(is_known, needs))
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -88,8 +74,14 @@ def _report_failure(name: bytes) -> None:
     raise RuntimeError(f"the compiled function {name.decode()} raised an exception; NUMBA_BOUNDSCHECK=1 names it")
 
 
+own_symbols = {FAILED: ctypes.cast(_report_failure, ctypes.c_void_p).value or 0}
+"""Symbols that code can refer to besides those of libraries: addresses by name."""
+
+
 @functools.cache
 def _engine() -> Any:
+    from llvmlite import binding
+
     expect_free(LLVM_BYTES, "to link kernels")
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

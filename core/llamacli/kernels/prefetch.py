@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from llamacli.errors import LlamaCliError
-from llamacli.kernels.isa import host, isa
+from llamacli.kernels.cpu import host
+from llamacli.kernels.isa import isa
 from llamacli.kernels.jit import Kernel
 from llamacli.kernels.layout import AHEAD, LINEAR
 from llamacli.kernels.linear import streaming

@@ -600,6 +600,6 @@ def held_bytes(pool: KVPool, sequences: Sequence[KVSequence]) -> int:
     """Bytes of the pages that sequences hold; shared pages count once."""
     total = 0
     for g, pages in enumerate(pool.groups):
-        held = [sequence.held_pages(g) for sequence in sequences]
-        total += pages.page_bytes * (len(np.unique(np.concatenate(held))) if held else 0)
+        held = [sequence.held_pages(g).tolist() for sequence in sequences]
+        total += pages.page_bytes * len(set().union(*held))
     return total

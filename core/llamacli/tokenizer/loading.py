@@ -220,7 +220,7 @@ def _ids_only(metadata: Metadata) -> TokenizerParts:
         n_vocab = metadata.get_int(f"{metadata.get_str('general.architecture')}.vocab_size", minimum=1)
     special = special_ids(metadata, n_vocab, {})
     ends = frozenset(special[name] for name in ("eos", "eot", "eom") if name in special)
-    vocabulary = Vocabulary(_HexNames(n_vocab), {}, {}, special, ends)
+    vocabulary = Vocabulary(_HexNames(n_vocab), {}, special, ends)
     scheme = _IdsOnly(metadata.source)
     return TokenizerParts(vocabulary, scheme, metadata.get_bool(_ADD_BOS, False), metadata.get_bool(_ADD_EOS, False))
 

@@ -17,6 +17,7 @@ from llamacli.errors import TokenizerError
 from llamacli.gguf import StringArray
 from llamacli.tokenizer import kernels
 from llamacli.tokenizer.vocabulary import MERGES, SPACE, TOKENS, Vocabulary, VocabularyScheme
+from llamacli.util.memory import anonymous
 
 _NEWLINE_RUNS = re.compile(r"\n+|[^\n]+")
 _WORDS = re.compile(r"(?:\S|[\x1c-\x1f])+")  # llama.cpp does not count U+001C to U+001F as white space
@@ -34,7 +35,8 @@ def string_table(strings: Sequence[str]) -> Table:
         encoded = [text.encode(errors="surrogatepass") for text in strings]
         data, stops = b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         starts, stops = stops[:-1].copy(), stops[1:].copy()
-    slots = np.empty((1 << (2 * len(strings) + 1).bit_length(), 2), np.int64)
+    n_slots = 1 << (3 * len(strings) // 2).bit_length()  # of which a third to two thirds are filled
+    slots = anonymous(16 * n_slots).view(np.int64).reshape(-1, 2)
     return np.frombuffer(data, np.uint8).copy(), starts, stops, np.zeros(len(strings), np.int32), slots
 
 

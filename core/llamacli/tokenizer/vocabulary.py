@@ -1,6 +1,7 @@
 """Vocabulary of a GGUF file: texts, types, special and end-of-generation ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import ModelFormatError, TokenizerError
-from llamacli.gguf import Metadata
+from llamacli.gguf import Metadata, StringArray
 from llamacli.gguf.tokens import TokenKind
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -24,18 +25,21 @@ SPACE = "▁"
 class Vocabulary:
     """Token texts by id, and special tokens.
 
-    `tokens`: the texts as stored in the file. `ids`: the id of each text, the last one where several tokens share it,
-    as in llama.cpp. `kinds`: of the tokens that are not NORMAL. `special`: ids by the names in their metadata keys
-    ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: the ids that end generation. `suppressed`: ids
-    that must never be generated.
+    `tokens`: the texts as stored in the file. `kinds`: of the tokens that are not NORMAL. `special`: ids by the names
+    in their metadata keys ("bos", "eos", "unknown", ...), only those that exist. `eog_ids`: the ids that end
+    generation. `suppressed`: ids that must never be generated.
     """
 
     tokens: Sequence[str]
-    ids: dict[str, int]
     kinds: Mapping[int, TokenKind]
     special: Mapping[str, int]
     eog_ids: frozenset[int]
     suppressed: tuple[int, ...] = ()
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Id of each text, of equal ones the last, as in llama.cpp."""
+        return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
 
     def kind(self, token: int) -> TokenKind:
         """Return the kind of a token."""
@@ -65,7 +69,9 @@ class VocabularyScheme:
 
     def _byte_ids(self, otherwise: int) -> list[int]:
         """Ids of the tokens <0x00> to <0xFF>, `otherwise` for those missing."""
-        return [self._vocabulary.ids.get(f"<0x{byte:02X}>", otherwise) for byte in range(256)]
+        texts = [f"<0x{byte:02X}>" for byte in range(256)]
+        ids = ids_of(self._vocabulary.tokens, texts)
+        return [ids.get(text, otherwise) for text in texts]
 
 
 # Special tokens without a metadata key are found by text; the first text in the vocabulary counts.
@@ -102,16 +108,16 @@ def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocab
     ModelFormatError when the token list or the token types are missing, too short or of the wrong type, or when a
     special id is out of range. Types and end-of-generation ids are corrected as llama.cpp does.
     """
-    tokens = list(strings(metadata, TOKENS))
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    tokens = strings(metadata, TOKENS)
+    ids = ids_of(tokens, {*_END_TEXTS, *_VISIBLE_TEXTS}.union(*_TEXTS.values()))
     kinds = _kinds(metadata, len(tokens))
     special = special_ids(metadata, len(tokens), default_ids)
     for name, texts in _TEXTS.items():
-        found = ids_of(ids, texts)
+        found = [ids[text] for text in texts if text in ids]
         if name not in special and found:
             special[name] = found[0]
             kinds[found[0]] = TokenKind.CONTROL
-    return Vocabulary(tokens, ids, kinds, special, _ends(ids, kinds, special), _suppressed(metadata, len(tokens)))
+    return Vocabulary(tokens, kinds, special, _ends(ids, kinds, special), _suppressed(metadata, len(tokens)))
 
 
 def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]) -> dict[str, int]:
@@ -124,9 +130,12 @@ def special_ids(metadata: Metadata, n_vocab: int, default_ids: Mapping[str, int]
     return special
 
 
-def ids_of(ids: Mapping[str, int], texts: Iterable[str]) -> list[int]:
-    """Return the ids of the texts that are tokens."""
-    return [ids[text] for text in texts if text in ids]
+def ids_of(tokens: Sequence[str], texts: Iterable[str]) -> dict[str, int]:
+    """Ids of the texts that are tokens, sooner than by `Vocabulary.ids`."""
+    if isinstance(tokens, StringArray):
+        return tokens.last_places(texts)
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    return {text: ids[text] for text in texts if text in ids}
 
 
 def strings(metadata: Metadata, key: str) -> Sequence[str]:
@@ -177,7 +186,7 @@ def _suppressed(metadata: Metadata, n_vocab: int) -> tuple[int, ...]:
 def _ends(ids: Mapping[str, int], kinds: dict[int, TokenKind], special: Mapping[str, int]) -> frozenset[int]:
     by_text = {text: ids[text] for text in _END_TEXTS if text in ids}
     kinds.update(dict.fromkeys(by_text.values(), TokenKind.CONTROL))
-    kinds.update(dict.fromkeys(ids_of(ids, _VISIBLE_TEXTS), TokenKind.USER_DEFINED))
+    kinds.update({ids[text]: TokenKind.USER_DEFINED for text in _VISIBLE_TEXTS if text in ids})
     by_key = {special[name] for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if name in special}
     ends = by_key | set(by_text.values())
 

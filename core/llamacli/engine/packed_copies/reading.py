@@ -28,7 +28,7 @@ from llamacli.engine.packed_copies.format import (
 )
 from llamacli.engine.packed_copies.streaming import MappedStack
 from llamacli.engine.placement import place
-from llamacli.util.faults import Watch
+from llamacli.kernels.faults import Watch
 from llamacli.util.files import SharedFileError, open_own, read_into
 from llamacli.util.memory import advise_huge, anonymous, huge_share
 from llamacli.util.numa import Node

@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 
 from llamacli.engine.packed_copies.format import Bytes, checksum, units
-from llamacli.util.faults import Watch
+from llamacli.kernels.faults import Watch
 from llamacli.util.system import available_memory
 
 WINDOW = 32 << 20

@@ -33,8 +33,8 @@ from llamacli.engine.packed_copies.format import (
 )
 from llamacli.engine.packed_copies.streaming import MappedStack
 from llamacli.errors import InvalidRequestError
+from llamacli.kernels.faults import Watch, install_handler
 from llamacli.kernels.matrix import Matrix
-from llamacli.util.faults import Watch
 from llamacli.util.files import allocate, claimed, make_own_folder, open_own, remove_unclaimed, write_pieces
 from llamacli.util.memory import huge_share
 from llamacli.util.system import lower_priority
@@ -133,6 +133,7 @@ def save_copy(key: str, model: Path, matrices: Mapping[str, Matrix]) -> None:
     others = limit() - DATA_START - n_bytes
     if base is None or n_bytes < MIN_BYTES or others < 0:
         return
+    install_handler()  # compiled now, it is in the cache when the copy is mapped
     writer = _Writer(base / f"{key}.packed", model, matrices, others)
     _writers.add(writer)
     writer.start()

@@ -26,7 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacli.errors import FileChangedError
-from llamacli.util.memory import LLVM_BYTES, expect_free
+from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import types
+from llamacli.kernels.jit import Compiled
+from llamacli.kernels.linker import own_symbols
+from llamacli.kernels.switch import jit_disabled
 
 _log = logging.getLogger(__name__)
 
@@ -34,68 +38,15 @@ _SLOTS = 1024
 """Mappings that are watched at once; the files of further ones are compared only."""
 
 _START, _END, _FAULT = range(3)
+_ROW_BYTES = 24
 
 _MAP_FIXED, _SA_SIGINFO = 0x10, 4
 """Linux's MAP_FIXED and SA_SIGINFO, on all processors that kernels run on."""
 
-_HANDLER = """
-declare i8* @mmap(i8*, i64, i32, i32, i32, i64)
-declare i32 @sigaction(i32, i8*, i8*)
+_WATCHED = "llamacli_watched"
+"""Symbol of the process's `_watched`."""
 
-define void @handle(i32 %number, i8* %info, i8* %context) {{
-entry:
-  %code_at = getelementptr i8, i8* %info, i64 8
-  %code_word = bitcast i8* %code_at to i32*
-  %code = load i32, i32* %code_word
-  %is_sent = icmp sle i32 %code, 0
-  br i1 %is_sent, label %done, label %look
-look:
-  %address_at = getelementptr i8, i8* %info, i64 16
-  %address_word = bitcast i8* %address_at to i64*
-  %address = load i64, i64* %address_word
-  br label %slot
-slot:
-  %i = phi i64 [0, %look], [%following, %next]
-  %offset = mul i64 %i, 24
-  %start_at = add i64 %offset, {table}
-  %start_word = inttoptr i64 %start_at to i64*
-  %start = load atomic i64, i64* %start_word seq_cst, align 8
-  %end_at = add i64 %start_at, 8
-  %end_word = inttoptr i64 %end_at to i64*
-  %end = load atomic i64, i64* %end_word seq_cst, align 8
-  %is_behind = icmp uge i64 %address, %start
-  %is_before = icmp ult i64 %address, %end
-  %is_found = and i1 %is_behind, %is_before
-  br i1 %is_found, label %replace, label %next
-next:
-  %following = add i64 %i, 1
-  %is_last = icmp eq i64 %following, {slots}
-  br i1 %is_last, label %pass, label %slot
-replace:
-  %page = and i64 %address, {page_mask}
-  %page_pointer = inttoptr i64 %page to i8*
-  %length = sub i64 %end, %page
-  %mapped = call i8* @mmap(i8* %page_pointer, i64 %length, i32 {protection}, i32 {flags}, i32 -1, i64 0)
-  %is_mapped = icmp eq i8* %mapped, %page_pointer
-  br i1 %is_mapped, label %note, label %pass
-note:
-  %fault_at = add i64 %start_at, 16
-  %fault_word = inttoptr i64 %fault_at to i64*
-  store atomic i64 1, i64* %fault_word seq_cst, align 8
-  br label %done
-pass:
-  %previous = inttoptr i64 {previous} to i8*
-  %failed = call i32 @sigaction(i32 %number, i8* %previous, i8* null)
-  br label %done
-done:
-  ret void
-}}
-"""
-"""Handler in LLVM's language, with addresses of this process.
-
-A fault elsewhere is raised again for the handler from before, as its instruction is executed again. A signal that was
-sent (`faulthandler` does so after its report) is none of memory, and nothing is done.
-"""
+_i64 = types.int64
 
 
 class _Action(ctypes.Structure):
@@ -107,6 +58,67 @@ class _Action(ctypes.Structure):
         ("flags", ctypes.c_int),
         ("restorer", ctypes.c_void_p),
     )
+
+
+class _Watched(ctypes.Structure):
+    """Memory of the handler: -page size, the handler from before, the table."""
+
+    _fields_ = (("page_mask", ctypes.c_int64), ("previous", _Action), ("table", ctypes.c_int64 * 3 * _SLOTS))
+
+
+_PREVIOUS, _TABLE = _Watched.previous.offset, _Watched.table.offset
+_watched = _Watched(page_mask=-mmap.PAGESIZE)
+own_symbols[_WATCHED] = ctypes.addressof(_watched)
+
+
+@ir.expose(_i64)
+def _address_of_watched(b: ir.Builder) -> ir.Value:
+    found = b.module.globals.get(_WATCHED) or ir.ir.GlobalVariable(b.module, ir.I8, _WATCHED)
+    return b.ptrtoint(found, ir.I64)
+
+
+@ir.expose(_i64, _i64)
+def _read_int(b: ir.Builder, address: ir.Value) -> ir.Value:
+    return b.sext(ir.load(b, address, ir.I32), ir.I64)
+
+
+@ir.expose(_i64, _i64, _i64)
+def _map_zeros(b: ir.Builder, address: ir.Value, n_bytes: ir.Value) -> ir.Value:
+    """Replace pages by zeros; returns their address, another value if that fails."""
+    pointer, protection = ir.I8.as_pointer(), ir.I32(mmap.PROT_READ | mmap.PROT_WRITE)
+    flags = ir.I32(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
+    place = b.inttoptr(address, pointer)
+    return b.ptrtoint(ir.call(b, "mmap", pointer, place, n_bytes, protection, flags, ir.I32(-1), ir.I64(0)), ir.I64)
+
+
+@ir.expose(types.void, _i64, _i64)
+def _set_action(b: ir.Builder, number: ir.Value, action: ir.Value) -> None:
+    pointer = ir.I8.as_pointer()
+    ir.call(b, "sigaction", ir.I32, b.trunc(number, ir.I32), b.inttoptr(action, pointer), pointer(None))
+
+
+def _handle_fault(number: int, info: int, _context: int) -> None:
+    """Handle SIGBUS, which has the code and the address of `siginfo_t`.
+
+    A fault elsewhere is raised again for the handler from before, as its instruction is executed again. A signal that
+    was sent (`faulthandler` does so after its report) is none of memory, and nothing is done.
+    """
+    if _read_int(info + 8) <= 0:
+        return
+    watched, address = _address_of_watched(), simd.read_i64(info + 16)
+    for i in range(_SLOTS):
+        row = watched + _TABLE + _ROW_BYTES * i
+        start, end = simd.read_i64(row + 8 * _START), simd.read_i64(row + 8 * _END)
+        if start and start <= address < end:
+            page = address & simd.read_i64(watched)
+            if _map_zeros(page, end - page) == page:
+                simd.write_i64(row + 8 * _FAULT, 1)
+                return
+            break
+    _set_action(number, watched + _PREVIOUS)
+
+
+_handler = Compiled(_handle_fault, "void(int32, int64, int64)") if sys.platform == "linux" else None
 
 
 class Watch:
@@ -168,7 +180,7 @@ def _slot_of(mapping: mmap.mmap) -> npt.NDArray[np.int64] | None:
 
     None without a handler or a free row.
     """
-    table = _installed()
+    table = install_handler()
     if table is None:
         return None
     free = np.flatnonzero(table[:, _START] == 0)
@@ -184,35 +196,16 @@ def _slot_of(mapping: mmap.mmap) -> npt.NDArray[np.int64] | None:
 
 
 @functools.cache
-def _installed() -> npt.NDArray[np.int64] | None:
+def install_handler() -> npt.NDArray[np.int64] | None:
     """Install the handler; its table, int64 [_SLOTS, 3].
 
     None where there is none. Raises MemoryError.
     """
-    if sys.platform != "linux":
+    if _handler is None or jit_disabled():
         return None
-    from llvmlite import binding
-
-    expect_free(LLVM_BYTES, "to watch mapped files")
-    table, previous, action = np.zeros((_SLOTS, 3), np.int64), _Action(), _Action()
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    source = _HANDLER.format(
-        table=table.ctypes.data, slots=_SLOTS, page_mask=-mmap.PAGESIZE, protection=mmap.PROT_READ | mmap.PROT_WRITE,
-        flags=flags, previous=ctypes.addressof(previous),
-    )  # fmt: skip
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
-    compiler = binding.create_mcjit_compiler(binding.parse_assembly(source), machine)
-    compiler.finalize_object()
-    action.handler, action.flags = compiler.get_function_address("handle"), _SA_SIGINFO
+    action = _Action(handler=_handler.compile(), flags=_SA_SIGINFO)
     library: Any = ctypes.CDLL(None, use_errno=True)
-    if library.sigaction(int(signal.SIGBUS), ctypes.byref(action), ctypes.byref(previous)):
+    if library.sigaction(int(signal.SIGBUS), ctypes.byref(action), ctypes.byref(_watched.previous)):
         _log.warning("mapped files are not watched: %s", os.strerror(ctypes.get_errno()))
         return None
-    _kept.extend((compiler, previous, table))
-    return table
-
-
-_kept: list[Any] = []
-"""What the handler refers to, until the process ends."""
+    return np.ctypeslib.as_array(_watched.table)
