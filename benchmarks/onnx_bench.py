@@ -17,7 +17,7 @@ import numpy as np
 
 
 def make(folder: Path) -> None:
-    """Write a folder of random weights, and its graph with weights and activations of 8 bits."""
+    """Write a model of random weights, and its graph of 8 bits."""
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from tokenizers import BertWordPieceTokenizer

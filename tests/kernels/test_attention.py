@@ -211,7 +211,7 @@ def test_values_in_keys(kv_type, widths: tuple[int, int], options: dict, team: T
 
 @pytest.mark.parametrize("kv_type", INTEGERS)
 def test_integers_are_exact_where_rounding_is(kv_type: str, team: Team) -> None:
-    """Scores of queries that are whole numbers of 16 bits, and values of one cell."""
+    """Queries that are whole numbers of 16 bits, and a single cell."""
     n, random = 70, np.random.default_rng(4)
     for make, state, options in (
         (latent_attention, KVSpec(2, 7, value_dim=5, values_in_keys=True), {}),  # an odd head is not rotated

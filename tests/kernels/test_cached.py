@@ -212,7 +212,7 @@ def test_plain_attention_equals_that_of_the_core(kv_type: str, options: dict) ->
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 def test_plain_attention_on_quantized_cells(kv_type: str) -> None:
-    """Equal but for queries and weights of 16 bits in the core's attention."""
+    """Equal but for 16 bits of queries and weights."""
     expected, actual = (Cached(build, kv_type, head_dim=32).rows for build in (attention, plain))
     np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
 

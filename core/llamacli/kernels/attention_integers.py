@@ -43,9 +43,9 @@ def _larger(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _factor_and_scale(b: ir.Builder, magnitudes: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Factor that makes numbers int16, in each lane, and its inverse, one number.
+    """Factor that makes numbers int16, in each lane, and its inverse.
 
-    Both are 0 where the numbers are small; the inverse is NaN unless they are finite.
+    The inverse is one number. Both are 0 where all numbers are small; the inverse is NaN unless all are finite.
     """
     largest, none = b.bitcast(ir.max_i32(b, magnitudes), ir.F32), ir.F32(0.0)
     is_large = b.fcmp_ordered(">", largest, ir.float32(_LEAST))
@@ -101,7 +101,10 @@ def round_queries(q: Any, stride: Any) -> None:
 
 @ir.expose(types.void, _i64, _i64, _i64, _i64)
 def _round_weights(b: ir.Builder, p: ir.Value, scales: ir.Value, out: ir.Value, end: ir.Value) -> None:
-    """Round a row's weights times the scales of a block; their scale goes to `end`."""
+    """Round a row's weights times the scales of a block.
+
+    They are stored at `out`, and their scale at `end`.
+    """
     weights = _scaled(b, p, scales)
     magnitudes = [_magnitude(b, weight) for weight in weights]
     factor, scale = _factor_and_scale(b, functools.reduce(functools.partial(_larger, b), magnitudes))
@@ -127,7 +130,7 @@ def _scores(typingctx: Any, kind: Any, n: Any, n_pages: Any, q: Any, q_stride: A
             head_dim: Any, out: Any, ahead: Any) -> Any:  # fmt: skip
     """Scores of n rows of queries with some pages of keys.
 
-    Arguments are those of `attention_registers._scores`; queries are those of `round_queries`.
+    Arguments are as in `attention_registers._scores`; queries are rounded by `round_queries`.
     """
     number, n_rows, n_abreast = kind.literal_value, n.literal_value, n_pages.literal_value
     stored = cells.integer_type(number)
@@ -199,14 +202,17 @@ def _pair(b: ir.Builder, at: ir.Value, i: int) -> ir.Value:
 
 @intrinsic(prefer_literal=True)
 def _load_scales(typingctx: Any, kind: Any, block: Any, n_cells: Any, out: Any) -> Any:
-    """Store a block's scales, and its offsets if any, of the first cells; 0 for others."""
+    """Store a block's scales of a page, and its offsets if any.
+
+    Cells from `n_cells` on have 0.
+    """
     stored = cells.integer_type(kind.literal_value)
 
     def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
         _, block, n_cells, out = args
         none = ir.constant(ir.F32X16, 0.0)
         for i, factor in enumerate(cells.load_scales(b, stored, block)):
-            if factor is not None:  # cells beyond may hold NaN
+            if factor is not None:  # later cells may hold NaN
                 ir.store(b, ir.offset(b, out, ROW_SCORES * i), ir.first_lanes(b, factor, n_cells, none))
         return context.get_dummy_value()
 
@@ -216,11 +222,11 @@ def _load_scales(typingctx: Any, kind: Any, block: Any, n_cells: Any, out: Any) 
 @intrinsic(prefer_literal=True)
 def _accumulate(typingctx: Any, kind: Any, n: Any, units: Any, pages: Any, block: Any, first: Any, n_pages: Any,
                 weights: Any, ends: Any, out: Any, out_stride: Any, ahead: Any) -> Any:  # fmt: skip
-    """Add some units of a block of values, weighted, to n output rows.
+    """Add some units of weighted values to n output rows.
 
     `pages` is the address of the table entry of the first of `n_pages` pages, `block` an offset in each, `first` the
-    number of the first unit, `weights` the address of that page's rounded weights, `ends` that of each row's scale and
-    sum of offsets. As many bytes as are read are prefetched from the addresses that `ahead` is the address of.
+    number of the first unit, `weights` the address of that page's rounded weights, `ends` the address of each row's
+    scale and sum of offsets. As many bytes as are read are prefetched from the addresses that `ahead` is the address of.
     Literals: n, the number of units, and the type.
     """
     stored, n_rows, n_units = cells.integer_type(kind.literal_value), n.literal_value, units.literal_value
@@ -274,12 +280,12 @@ def has_offsets(kind: IntegerType) -> bool:
 
 
 def scores_of_tile(name: str) -> Any:
-    """Compiled function as that of `attention_registers.scores_of_tile`."""
+    """Compiled function, see `attention_registers.scores_of_tile`."""
     return scores_of_rows(cells.NUMBERS[name], _scores)
 
 
 def values_of_tile(name: str) -> Any:
-    """Compiled function as that of `attention_registers.values_of_tile`."""
+    """Compiled function, see `attention_registers.values_of_tile`."""
     number = cells.NUMBERS[name]
     kind = cells.integer_type(number)
     offsets, block_bytes = has_offsets(kind), kind.block_bytes

@@ -218,9 +218,10 @@ def sums_in_turn(n: int) -> int:
 
 
 def by_rows(of: Callable[[int], Any]) -> Any:
-    """Compiled function that calls one of those for 1, 2, 3, 4, 6 and 8 rows.
+    """Compiled function for any number of rows up to 8.
 
-    Its first argument is the number of rows; where there is no function of as many, more rows are computed.
+    `of` makes functions for 1, 2, 3, 4, 6 and 8 rows. The number of rows is the first argument; where no function has as
+    many, one of more rows is called.
     """
     of_1, of_2, of_3, of_4, of_6, of_8 = map(of, (1, 2, 3, 4, 6, 8))
 
@@ -277,10 +278,10 @@ def scores_of_tile(name: str) -> Any:
 
 
 def values_of_tile(name: str) -> Any:
-    """Compiled function that adds a tile's values, weighted, to up to 8 rows.
+    """Compiled function that adds a tile's weighted values to rows.
 
     Its arguments are `(n, p, table, values, n_dims, out, out_stride, ahead, begin, n_pages, n_cells)`: rows of weights
-    `p`, then as for scores; cells from `n_cells` on are not read, as they may hold NaN.
+    `p`, at most 8, then as for scores; cells from `n_cells` on are not read, as they may hold NaN.
     """
     kind = cells.NUMBERS[name]
     n_bytes = PAGE * cells.float_type(kind).item.itemsize

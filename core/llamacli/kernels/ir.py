@@ -474,7 +474,7 @@ _SHUFFLES = {
 
 
 def look_up(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
-    """table[code], bytes of either sign, for 16, 32 or 64 codes below 16."""
+    """table[code], signed bytes, for 16, 32 or 64 codes below 16."""
     kind, n = codes.type, codes.type.count
     if isa() in _SHUFFLES:
         most, names = _SHUFFLES[isa()]
@@ -522,7 +522,10 @@ def _add_pairs(b: Builder, words: Value) -> Value:
 
 
 def _add_products(b: Builder, total: Value, x: Value, y: Value) -> Value:
-    """total + sums of two products, added in this order: LLVM would keep more sums than there are registers."""
+    """total + sums of two products each, added in this order.
+
+    In another order LLVM keeps more sums than there are registers.
+    """
     total = b.add(total, _pair_products(b, x, y))
     return b.asm(ir.FunctionType(total.type, [total.type]), "", "=x,0", [total], False)
 

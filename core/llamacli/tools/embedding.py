@@ -206,7 +206,7 @@ class Embedder(contextlib.AbstractContextManager["Embedder"]):
         return next(self.vectors([tokens], pooling=pooling, normalize=normalize))
 
     def _states_of(self, texts: Iterable[Sequence[int]], *, only_last: bool) -> Iterator[npt.NDArray[np.float32]]:
-        """Hidden states of all tokens of each text or the last, float32 [n, n_embd]."""
+        """Hidden states of each text's tokens or last one, [n, n_embd]."""
         waiting: list[list[int]] = []
         for tokens in texts:
             try:

@@ -60,7 +60,10 @@ def load_keys(b: ir.Builder, number: int, part: ir.Value, i: ir.Value) -> list[i
 
 
 def load_scales(b: ir.Builder, kind: IntegerType, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """Load a block's scale and offset of each cell, for number = scale * code + offset."""
+    """Load a block's scale and offset of each cell.
+
+    A number is scale * code + offset.
+    """
     rounding = kind.rounding
     words = [ir.load(b, ir.offset(b, block, 2 * PAGE * i), _I16X16) for i in range(1 + rounding.has_offset)]
     if rounding.has_offset:
@@ -74,7 +77,10 @@ def load_scales(b: ir.Builder, kind: IntegerType, block: ir.Value) -> tuple[ir.V
 
 
 def key_codes(b: ir.Builder, kind: IntegerType, unit: ir.Value) -> list[ir.Value]:
-    """Load a unit's codes of 16 keys, int16x32 for each pair of dimensions."""
+    """Load a unit's codes of 16 keys.
+
+    One int16x32 for each pair of dimensions; the two of a cell are side by side.
+    """
     n_rows = UNIT // 2 if kind.bits == 8 else UNIT // 4
     rows = [ir.load(b, ir.offset(b, unit, kind.high_bytes + 2 * PAGE * row), _I8X32) for row in range(n_rows)]
     if kind.bits < 8:
@@ -88,7 +94,10 @@ def key_codes(b: ir.Builder, kind: IntegerType, unit: ir.Value) -> list[ir.Value
 
 
 def value_codes(b: ir.Builder, kind: IntegerType, unit: ir.Value, pair: ir.Value) -> ir.Value:
-    """Load a unit's codes of two cells, those of a dimension side by side, int16x32."""
+    """Load a unit's codes of two values, int16x32.
+
+    The two of a dimension are side by side.
+    """
     codes = ir.offset(b, unit, kind.high_bytes)
     if kind.bits == 8:
         return _widened(b, kind, ir.load(b, b.add(codes, b.mul(pair, ir.I64(2 * UNIT))), _I8X32), None)
@@ -200,14 +209,14 @@ def _nibbles(b: ir.Builder, codes: ir.Value) -> list[ir.Value]:
 
 
 def _fifth_bits(b: ir.Builder, words: ir.Value, places: list[int]) -> ir.Value:
-    """16 in the lanes whose word has the bit at a place set, int16x32."""
+    """16 in each lane whose bit at its place is set."""
     bits = ir.ir.Constant(ir.I16X32, [1 << place if place < 15 else -(1 << 15) for place in places])
     is_set = b.icmp_signed("==", b.and_(words, bits), bits)
     return b.select(is_set, ir.constant(ir.I16X32, 16), ir.constant(ir.I16X32, 0))
 
 
 def _widened(b: ir.Builder, kind: IntegerType, codes: ir.Value, fifth: ir.Value | None) -> ir.Value:
-    """Codes as int16, with their fifth bits or those of a table."""
+    """Codes as int16, with their fifth bits, or numbers of a table."""
     if kind.rounding.table:
         return b.sext(ir.look_up(b, kind.rounding.table, codes), ir.I16X32)
     if kind.bits == 8:

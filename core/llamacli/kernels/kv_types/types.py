@@ -177,7 +177,7 @@ class IntegerType(CellType):
         parts[:, self._places(at, is_key)[lanes]] = packed
 
     def _places(self, at: int, is_key: bool) -> npt.NDArray[np.intp]:
-        """Byte offsets of the codes of the unit at a byte offset, [PAGE, 8 or 16]."""
+        """Byte offsets of a unit's codes, [PAGE, 8 or 16]."""
         n = UNIT if self.bits == 8 else UNIT // 2
         cell, dim = np.indices((PAGE, n))
         pair, rest, other, size = (dim, dim % 2, cell, PAGE) if is_key else (cell, cell % 2, dim, n)
