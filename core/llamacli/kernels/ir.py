@@ -21,7 +21,7 @@ from llamacli.kernels.isa import ARM, AVX512, isa
 LANES = 16
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-HALF, F32 = ir.HalfType(), ir.FloatType()
+HALF, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
 class _BFloatType(ir.HalfType):  # type: ignore[misc]
@@ -261,6 +261,28 @@ def reduce_rows(b: Builder, rows: list[Value], combine: Callable[[Value, Value],
 def sum_f32(b: Builder, x: Value) -> Value:
     """The sum of the lanes."""
     return _fold(b, x, lambda b, u, v: b.fadd(u, v))
+
+
+def sum_f64(b: Builder, x: Value, n: Value, term: Callable[[Value], Value]) -> Value:
+    """Sum of a function of n float32 at an address, in float64.
+
+    Lane by lane of 16, then pairwise, then the numbers of the last, incomplete vector; so the order depends on n alone.
+    """
+    kind = ir.VectorType(F64, LANES)
+
+    def add(size: int, first: Value, result: ir.Type) -> Callable[[Value, list[Value]], list[Value]]:
+        def body(i: Value, carried: list[Value]) -> list[Value]:
+            at = b.add(first, b.mul(i, I64(size)))
+            found = load(b, at, F32X16 if size > 4 else F32)
+            return [b.fadd(carried[0], b.fpext(term(found), result))]
+
+        return body
+
+    whole = b.sdiv(n, I64(LANES))
+    rest = b.add(x, b.mul(whole, I64(4 * LANES)))
+    (lanes,) = loop(b, whole, [constant(kind, 0.0)], add(4 * LANES, x, kind))
+    total = _fold(b, lanes, lambda b, u, v: b.fadd(u, v))
+    return loop(b, b.srem(n, I64(LANES)), [total], add(4, rest, F64))[0]
 
 
 def sum_i32(b: Builder, x: Value) -> Value:

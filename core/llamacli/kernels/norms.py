@@ -1,12 +1,29 @@
-"""Last part of normalisation kernels: shift, scale and weight a head."""
+"""Parts of normalisation kernels: sums over a head, and its shift, scale and weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from llamacli.kernels import simd
-from llamacli.kernels.deferred import njit
+from llamacli.kernels import ir, simd
+from llamacli.kernels.deferred import njit, types
 from llamacli.kernels.layout import LANES
+
+
+@ir.expose(types.float64, types.int64, types.int64)
+def sum_of(b: ir.Builder, x: ir.Value, n: ir.Value) -> ir.Value:
+    """Sum of n float32 at an address, in float64."""
+    return ir.sum_f64(b, x, n, lambda some: some)
+
+
+@ir.expose(types.float64, types.int64, types.int64, types.float32)
+def sum_of_squares(b: ir.Builder, x: ir.Value, n: ir.Value, mean: ir.Value) -> ir.Value:
+    """Sum of squares of n float32 less a mean: squares in float32, their sum in float64."""
+
+    def square(some: ir.Value) -> ir.Value:
+        rest = b.fsub(some, mean if some.type == ir.F32 else ir.splat(b, mean))
+        return b.fmul(rest, rest)
+
+    return ir.sum_f64(b, x, n, square)
 
 
 @njit(inline="always")

@@ -73,7 +73,7 @@ def layer_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, h
 def layer_norm_kernel() -> Kernel:
     """Compiled kernel, in two passes; sums are float64."""
     from llamacli.kernels.api import Kernel, carray, pointer, share
-    from llamacli.kernels.norms import write_normed
+    from llamacli.kernels.norms import sum_of, sum_of_squares, write_normed
 
     def layer_norm(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, NORM)[0], carray(pointer(run), 1, RUN)[0]
@@ -81,14 +81,8 @@ def layer_norm_kernel() -> Kernel:
         for unit in range(first, last):
             head = unit % a.n_heads
             place = (r.first_row + unit // a.n_heads) * a.stride + 4 * head * a.head_dim
-            x = carray(pointer(a.x + place), a.head_dim, np.float32)
-            total = 0.0
-            for i in range(a.head_dim):
-                total += np.float64(x[i])
-            mean = np.float32(total / a.head_dim)
-            squares = 0.0
-            for i in range(a.head_dim):
-                squares += np.float64((x[i] - mean) * (x[i] - mean))
+            mean = np.float32(sum_of(a.x + place, a.head_dim) / a.head_dim)
+            squares = sum_of_squares(a.x + place, a.head_dim, mean)
             scale = np.float32(1) / np.sqrt(np.float32(squares / a.head_dim) + a.eps)
             weight, bias = a.weight + head * a.weight_stride, a.bias + head * a.bias_stride
             write_normed(a.x + place, a.out + place, a.head_dim, a.n_heads == 1, mean, scale, weight, bias)

@@ -86,7 +86,7 @@ def rms_norm(g: Recorder, x: Value, norm: Param | Tensor | None, eps: float, hea
 def rms_norm_kernel() -> Kernel:
     """Compiled kernel; the mean is summed in float64, as in GGML."""
     from llamacli.kernels.api import Kernel, carray, pointer, share
-    from llamacli.kernels.norms import write_normed
+    from llamacli.kernels.norms import sum_of_squares, write_normed
 
     def rms_norm(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(pointer(args), 1, NORM)[0], carray(pointer(run), 1, RUN)[0]
@@ -94,10 +94,7 @@ def rms_norm_kernel() -> Kernel:
         for unit in range(first, last):
             head = unit % a.n_heads
             place = (r.first_row + unit // a.n_heads) * a.stride + 4 * head * a.head_dim
-            x = carray(pointer(a.x + place), a.head_dim, np.float32)
-            total = 0.0
-            for i in range(a.head_dim):
-                total += np.float64(x[i] * x[i])
+            total = sum_of_squares(a.x + place, a.head_dim, np.float32(0))
             scale = np.float32(1) / np.sqrt(np.float32(total / a.head_dim) + a.eps)
             weight, bias = a.weight + head * a.weight_stride, a.bias + head * a.bias_stride
             write_normed(a.x + place, a.out + place, a.head_dim, a.n_heads == 1, np.float32(0), scale, weight, bias)

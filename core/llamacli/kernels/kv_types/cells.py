@@ -304,10 +304,16 @@ def _float_writer(name: str, kind: FloatType, is_key: bool) -> Callable[..., Non
     size = kind.item.itemsize
     write_one = {"f32": simd.write_f32, "f16": simd.write_f16, "bf16": simd.write_bf16}[name]
 
+    store = {"f32": simd.store, "f16": simd.store_f16}.get(name)
+
     @njit(error_model="numpy")
     def write(x: Any, head_dim: Any, part: Any, lane: Any, scratch: Any) -> None:
-        place, step = part + size * (lane if is_key else lane * head_dim), size * (PAGE if is_key else 1)
-        for d in range(head_dim):
+        place, step, n_done = part + size * (lane if is_key else lane * head_dim), size * (PAGE if is_key else 1), 0
+        if store is not None and not is_key:
+            n_done = head_dim // PAGE * PAGE
+            for d in range(0, n_done, PAGE):
+                store(place + d * step, simd.load(x + 4 * d))
+        for d in range(n_done, head_dim):
             write_one(place + d * step, simd.read_f32(x + 4 * d))
 
     return write
