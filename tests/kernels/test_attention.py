@@ -215,7 +215,7 @@ def test_integers_are_exact_where_rounding_is(kv_type: str, team: Team) -> None:
     n, random = 70, np.random.default_rng(4)
     for make, state, options in (
         (latent_attention, KVSpec(2, 7, value_dim=5, values_in_keys=True), {}),  # an odd head is not rotated
-        (attention, KVSpec(2, 48), {"window": 1}),
+        (attention, KVSpec(2, 24), {"window": 1}),
     ):
         sequence, shape = new_sequence(state, kv_type, n), (n, 2, state.head_dim)
         k, v = (random.normal(size=shape).astype(np.float32) for _ in "kv")

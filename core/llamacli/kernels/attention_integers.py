@@ -1,7 +1,7 @@
 """Products of attention with integer keys and values.
 
-Queries are rounded to int16, with a scale for each row, and so are the weights of a tile times the scales of values,
-with a scale for each row and block. Products with codes are added up as int32, exactly. Rounding to 16 bits adds a
+Queries are rounded to int16, with a scale for each row, and so are the weights of a tile times the scales of values.
+Products with codes are added up as int32, exactly. Rounding to 16 bits adds a
 65,536th of the squared error that 8 bits have.
 """
 
@@ -21,8 +21,8 @@ from llamacli.kernels.kv_types import cells
 from llamacli.kernels.kv_types.rounding import BLOCK
 from llamacli.kernels.kv_types.types import PAGE, UNIT, IntegerType
 
-_MOST, _LEAST = 32767.0, 1e-30
-"""The largest rounded number, and a magnitude up to which numbers become 0: the inverse of a scale must be finite."""
+_MOST, _LEAST = 32767.0, 1e-20
+"""The largest rounded number, and a magnitude up to which numbers become 0: sums of offsets times factors are finite."""
 
 _LINE, _ROW_WEIGHTS, _ROW_ENDS = 64, 2 * TILE, 8
 """Bytes of a cache line, of a row's rounded weights, and of their scale and the sum of weighted offsets."""
@@ -45,13 +45,13 @@ def _larger(b: ir.Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 def _factor_and_scale(b: ir.Builder, magnitudes: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Factor that makes numbers int16, in each lane, and its inverse.
 
-    The inverse is one number. Both are 0 where all numbers are small; the inverse is NaN unless all are finite.
+    The inverse is one number. Both are 1 where all numbers are small; the inverse is NaN unless all are finite.
     """
-    largest, none = b.bitcast(ir.max_i32(b, magnitudes), ir.F32), ir.F32(0.0)
+    largest, one = b.bitcast(ir.max_i32(b, magnitudes), ir.F32), ir.F32(1.0)
     is_large = b.fcmp_ordered(">", largest, ir.float32(_LEAST))
     is_finite = b.fcmp_ordered("<", largest, ir.F32(np.inf))
-    factor = b.select(b.and_(is_large, is_finite), b.fdiv(ir.F32(_MOST), largest), none)
-    scale = b.select(is_large, b.fmul(largest, ir.float32(1 / _MOST)), none)
+    factor = b.select(b.and_(is_large, is_finite), b.fdiv(ir.F32(_MOST), largest), one)
+    scale = b.select(is_large, b.fmul(largest, ir.float32(1 / _MOST)), one)
     return ir.splat(b, factor), b.select(is_finite, scale, ir.F32(np.nan))
 
 
@@ -99,27 +99,35 @@ def round_queries(q: Any, stride: Any) -> None:
         simd.write_f32(block, total)
 
 
-@ir.expose(types.void, _i64, _i64, _i64, _i64)
-def _round_weights(b: ir.Builder, p: ir.Value, scales: ir.Value, out: ir.Value, end: ir.Value) -> None:
-    """Round a row's weights times the scales of a block.
+@ir.expose(types.void, _i64, _i64, _i64)
+def _scale_weights(b: ir.Builder, p: ir.Value, scales: ir.Value, end: ir.Value) -> None:
+    """Multiply a row's weights so that they are int16 times any scales.
 
-    They are stored at `out`, and their scale at `end`.
+    `scales` are the largest scales of each cell. The inverse of the factor goes to `end`.
     """
-    weights = _scaled(b, p, scales)
-    magnitudes = [_magnitude(b, weight) for weight in weights]
+    magnitudes = [_magnitude(b, weight) for weight in _products(b, p, scales)]
     factor, scale = _factor_and_scale(b, functools.reduce(functools.partial(_larger, b), magnitudes))
-    for page, weight in enumerate(weights):
-        ir.store_i16(b, ir.offset(b, out, 2 * PAGE * page), b.fmul(weight, factor))
+    for at in range(0, ROW_SCORES, 4 * PAGE):
+        place = ir.offset(b, p, at)
+        ir.store(b, place, b.fmul(ir.load(b, place, ir.F32X16), factor))
     ir.store(b, end, scale)
+
+
+@ir.expose(types.void, _i64, _i64, _i64)
+def _round_weights(b: ir.Builder, p: ir.Value, scales: ir.Value, out: ir.Value) -> None:
+    """Store a row's weights times the scales of a block, as int16."""
+    for page, weight in enumerate(_products(b, p, scales)):
+        ir.store_i16(b, ir.offset(b, out, 2 * PAGE * page), weight)
 
 
 @ir.expose(types.void, _i64, _i64, _i64)
 def _add_offsets(b: ir.Builder, p: ir.Value, offsets: ir.Value, end: ir.Value) -> None:
     """Store the sum of a block's offsets, each times its weight."""
-    ir.store(b, end, ir.sum_f32(b, functools.reduce(b.fadd, _scaled(b, p, offsets))))
+    total = ir.sum_f32(b, functools.reduce(b.fadd, _products(b, p, offsets)))
+    ir.store(b, ir.offset(b, end, 4), b.fmul(total, ir.load(b, end, ir.F32)))
 
 
-def _scaled(b: ir.Builder, p: ir.Value, factors: ir.Value) -> list[ir.Value]:
+def _products(b: ir.Builder, p: ir.Value, factors: ir.Value) -> list[ir.Value]:
     """A row's weights times one number each."""
     places = range(0, ROW_SCORES, 4 * PAGE)
     return [b.fmul(*(ir.load(b, ir.offset(b, start, at), ir.F32X16) for start in (p, factors))) for at in places]
@@ -198,6 +206,29 @@ def _groups(n_rows: int) -> list[range]:
 def _pair(b: ir.Builder, at: ir.Value, i: int) -> ir.Value:
     """Broadcast two int16, number i and the next."""
     return b.bitcast(ir.broadcast_i32(b, ir.offset(b, at, 2 * i)), ir.I16X32)
+
+
+@intrinsic(prefer_literal=True)
+def _largest_scales(typingctx: Any, kind: Any, part: Any, n_blocks: Any, n_cells: Any, out: Any) -> Any:
+    """Store the largest scale of each cell of a page, of all blocks.
+
+    Cells from `n_cells` on have 0.
+    """
+    stored = cells.integer_type(kind.literal_value)
+
+    def codegen(context: Any, b: ir.Builder, signature: Any, args: Any) -> Any:
+        _, part, n_blocks, n_cells, out = args
+
+        def body(i: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+            scale, _ = cells.load_scales(b, stored, b.add(part, b.mul(i, ir.I64(stored.block_bytes))))
+            return [_larger(b, _magnitude(b, scale), carried[0])]
+
+        (largest,) = ir.loop(b, n_blocks, [ir.constant(ir.I32X16, 0)], body)
+        scales = ir.first_lanes(b, b.bitcast(largest, ir.F32X16), n_cells, ir.constant(ir.F32X16, 0.0))
+        ir.store(b, out, scales)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[_i64] * 4), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -323,16 +354,21 @@ def values_of_tile(name: str) -> Any:
                 simd.store(scales + at, zero)
                 simd.store(scales + ROW_SCORES + at, zero)
         n_units, block = -(-n_dims // UNIT), values
+        for page in range(begin, n_pages):
+            place = simd.read_i64(table + 8 * page) + values
+            _largest_scales(number, place, (n_units + 1) // 2, n_cells - page * PAGE, scales + 4 * PAGE * page)
+        for row in range(n):
+            _scale_weights(p + ROW_SCORES * row, scales, ends + _ROW_ENDS * row)
         for unit in range(0, n_units, 2):
             for page in range(begin, n_pages):
                 place = simd.read_i64(table + 8 * page) + block
                 _load_scales(number, place, n_cells - page * PAGE, scales + 4 * PAGE * page)
                 simd.write_i64(following + 8 * page, simd.read_i64(ahead + 8 * page) + block - values)
             for row in range(n):
-                own, end = p + ROW_SCORES * row, ends + _ROW_ENDS * row
-                _round_weights(own, scales, weights + _ROW_WEIGHTS * row, end)
+                own = p + ROW_SCORES * row
+                _round_weights(own, scales, weights + _ROW_WEIGHTS * row)
                 if offsets:
-                    _add_offsets(own, scales + ROW_SCORES, end + 4)
+                    _add_offsets(own, scales + ROW_SCORES, ends + _ROW_ENDS * row)
             add_block(
                 n, table + 8 * begin, block, min(n_units - unit, 2), n_pages - begin, weights + 2 * PAGE * begin, ends,
                 out + 4 * UNIT * unit, out_stride, following + 8 * begin,
