@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compare second starts with llama.cpp: the time to the first token, and the peak memory.
+"""Compare second starts with llama.cpp: time to the first token, peak memory.
 
     python benchmarks/starts.py FILE.gguf [FILE.gguf ...] --peer llama-simple
 
 The file needs a vocabulary (`make_model.py --vocabulary`). llama-simple is an example of llama.cpp (`examples/simple`).
-Both programs run in turns as new processes, after a run of each that fills the caches: kernels, packed copy and bytecode
-(so not with PYTHONDONTWRITEBYTECODE). Printed are medians in seconds to the last output, which is the first token's, and to
-the end of the process, the largest peak of memory in MiB, and the median ratio of neighbouring times to the output.
+Both programs run in turns as new processes, after a run of each that fills the caches: kernels, packed copy and
+bytecode (so not with PYTHONDONTWRITEBYTECODE). Printed are medians in seconds to the last output, which is the first
+token's, and to the end of the process, the peak memory in MiB, and the median ratio of neighbouring times to the output.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PROMPT = "Once upon a time"
 
 
 class Run(NamedTuple):
-    """Seconds to the last output and to the end, MiB of memory at most."""
+    """Seconds to the last output and to the end, peak memory in MiB."""
 
     output: float
     end: float

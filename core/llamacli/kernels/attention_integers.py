@@ -22,7 +22,7 @@ from llamacli.kernels.kv_types.rounding import BLOCK
 from llamacli.kernels.kv_types.types import PAGE, UNIT, IntegerType
 
 _MOST, _LEAST = 32767.0, 1e-20
-"""The largest rounded number, and a magnitude up to which numbers become 0: sums of offsets times factors are finite."""
+"""The largest rounded number, and a magnitude up to which numbers become 0: offsets times factors must be finite."""
 
 _LINE, _ROW_WEIGHTS, _ROW_ENDS = 64, 2 * TILE, 8
 """Bytes of a cache line, of a row's rounded weights, and of their scale and the sum of weighted offsets."""
@@ -101,9 +101,9 @@ def round_queries(q: Any, stride: Any) -> None:
 
 @ir.expose(types.void, _i64, _i64, _i64)
 def _scale_weights(b: ir.Builder, p: ir.Value, scales: ir.Value, end: ir.Value) -> None:
-    """Multiply a row's weights so that they are int16 times any scales.
+    """Multiply a row's weights so that int16 has them times their scales.
 
-    `scales` are the largest scales of each cell. The inverse of the factor goes to `end`.
+    `scales` has the largest scale of each cell. The inverse of the factor goes to `end`.
     """
     magnitudes = [_magnitude(b, weight) for weight in _products(b, p, scales)]
     factor, scale = _factor_and_scale(b, functools.reduce(functools.partial(_larger, b), magnitudes))
@@ -210,9 +210,9 @@ def _pair(b: ir.Builder, at: ir.Value, i: int) -> ir.Value:
 
 @intrinsic(prefer_literal=True)
 def _largest_scales(typingctx: Any, kind: Any, part: Any, n_blocks: Any, n_cells: Any, out: Any) -> Any:
-    """Store the largest scale of each cell of a page, of all blocks.
+    """Store each cell's largest scale of all blocks.
 
-    Cells from `n_cells` on have 0.
+    It reads one page. Cells from `n_cells` on have 0.
     """
     stored = cells.integer_type(kind.literal_value)
 
@@ -257,8 +257,8 @@ def _accumulate(typingctx: Any, kind: Any, n: Any, units: Any, pages: Any, block
 
     `pages` is the address of the table entry of the first of `n_pages` pages, `block` an offset in each, `first` the
     number of the first unit, `weights` the address of that page's rounded weights, `ends` the address of each row's
-    scale and sum of offsets. As many bytes as are read are prefetched from the addresses that `ahead` is the address of.
-    Literals: n, the number of units, and the type.
+    scale and sum of offsets. As many bytes as are read are prefetched from the addresses at `ahead`. Literals: n, the
+    number of units, and the type.
     """
     stored, n_rows, n_units = cells.integer_type(kind.literal_value), n.literal_value, units.literal_value
     n_bytes, n_turns = n_units * stored.block_bytes // 2, max(1, sums_in_turn(n_rows) // n_units)

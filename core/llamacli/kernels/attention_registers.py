@@ -220,8 +220,8 @@ def sums_in_turn(n: int) -> int:
 def by_rows(of: Callable[[int], Any]) -> Any:
     """Compiled function for any number of rows up to 8.
 
-    `of` makes functions for 1, 2, 3, 4, 6 and 8 rows. The number of rows is the first argument; where no function has as
-    many, one of more rows is called.
+    `of` makes functions for 1, 2, 3, 4, 6 and 8 rows. The number of rows is the first argument; where no function has
+    as many, one of more rows is called.
     """
     of_1, of_2, of_3, of_4, of_6, of_8 = map(of, (1, 2, 3, 4, 6, 8))
 

@@ -1,4 +1,4 @@
-"""Parts of normalisation kernels: sums over a head, and its shift, scale and weight."""
+"""Sums over a head, and its shift, scale and weight, for normalisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def sum_of(b: ir.Builder, x: ir.Value, n: ir.Value) -> ir.Value:
 
 @ir.expose(types.float64, types.int64, types.int64, types.float32)
 def sum_of_squares(b: ir.Builder, x: ir.Value, n: ir.Value, mean: ir.Value) -> ir.Value:
-    """Sum of squares of n float32 less a mean: squares in float32, their sum in float64."""
+    """Sum of squares of n float32 less a mean.
+
+    Squares are float32, their sum is float64.
+    """
 
     def square(some: ir.Value) -> ir.Value:
         rest = b.fsub(some, mean if some.type == ir.F32 else ir.splat(b, mean))
