@@ -6,7 +6,7 @@
 The file needs a vocabulary (`make_model.py --vocabulary`). llama-simple is an example of llama.cpp (`examples/simple`).
 Both programs run in turns as new processes, after a run of each that fills the caches: kernels, packed copy and
 bytecode (so not with PYTHONDONTWRITEBYTECODE). Printed are medians in seconds to the last output, which is the first
-token's, and to the end of the process, the peak memory in MiB, and the median ratio of neighbouring times to the output.
+token's, and to the end of the process, the peak memory in MiB, and the median ratio of neighbouring outputs.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PROMPT = "Once upon a time"
 
 
 class Run(NamedTuple):
-    """Seconds to the last output and to the end, peak memory in MiB."""
+    """Seconds to the last output and to the end, and peak MiB."""
 
     output: float
     end: float
