@@ -237,7 +237,7 @@ def test_compilation_is_one_line_in_a_pipe(compiling) -> None:
 def long_prompt(start, tmp_path: Path):
     """Start a run that reads its prompt slowly, with NumPy."""
     model = tiny_llama.write_llama(tmp_path / "model.gguf", tokenizer="spm", context_length=8192)
-    (text := tmp_path / "text.txt").write_text("once upon a time " * 800)
+    (text := tmp_path / "text.txt").write_text("once upon a time " * 1600)
 
     def begin(*arguments: str, **options):
         return start("run", model, "-f", text, "-n", "1", "--temp", "0", "-t", "1", *arguments, **options)

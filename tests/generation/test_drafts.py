@@ -37,6 +37,20 @@ class Zeros:
 
 
 @attrs.define
+class Silent:
+    """Drafter that takes some seconds and proposes nothing."""
+
+    clock: Clock
+    seconds: float
+    n: int = 0
+
+    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+        self.clock.now += self.seconds
+        self.n += 1
+        return []
+
+
+@attrs.define
 class Running:
     """Sequence with one token to evaluate."""
 
@@ -86,6 +100,19 @@ def test_drafts_in_vain_cost_little(per_row: float, drafting: float) -> None:
     seconds, n_drafted = generate(1.0, per_row, 0.0, drafting=drafting)
     assert 0 < n_drafted < 1000
     assert seconds < 1.05
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 2.0])
+def test_a_drafter_that_proposes_nothing_is_seldom_asked(seconds: float) -> None:
+    clock, cost = Clock(), StepCost()
+    drafter = Silent(clock, seconds)
+    drafts, sequence = Drafts(cost, clock=clock), Running(Draft(drafter, 16))
+    for _ in range(2000):
+        drafts.propose([sequence])
+        clock.now += 1.0
+        cost.observe(1, 1.0)
+    assert drafter.n > 2
+    assert clock.now < 2000 * 1.02
 
 
 def test_a_rate_between_is_never_worse_than_no_drafts() -> None:

@@ -18,6 +18,8 @@ _FIRST_CHANCE = 0.7
 """Probability that a drafted token comes, before any has."""
 _KEPT, _KEPT_WAITING = 0.95, 0.98
 """Share of the past that counts after another draft, and after a step without one."""
+_VAIN = 5
+"""Drafts in vain, one after another, of which each halves what a step without a draft forgets."""
 
 
 class Drafter(Protocol):
@@ -60,6 +62,7 @@ class Draft:
     is_warm: bool = False
     _came: float = 0.0
     _tried: float = 0.0
+    _n_vain: int = 0
 
     def expected(self, n: int) -> float:
         """Tokens to expect of a draft of n tokens.
@@ -78,14 +81,25 @@ class Draft:
 
     def settle(self) -> None:
         """Learn from the fate of the draft, and end it."""
-        n_drafted, n_accepted = len(self.tokens), self.n_accepted
-        self._came = _KEPT * self._came + n_accepted
-        self._tried = _KEPT * self._tried + n_accepted + (n_accepted < n_drafted)
+        self._learn(self.n_accepted, self.n_accepted < len(self.tokens))
         self.tokens, self.n_accepted = (), 0
 
+    def fail(self) -> None:
+        """Learn that a drafter took its time and proposed nothing."""
+        self._learn(0, True)
+
+    def _learn(self, n_came: int, missed: bool) -> None:
+        self._came = _KEPT * self._came + n_came
+        self._tried = _KEPT * self._tried + n_came + missed
+        self._n_vain = 0 if n_came else self._n_vain + missed
+
     def wait(self) -> None:
-        """Decay the acceptance statistics, so that drafts are tried again later."""
-        self._came, self._tried = _KEPT_WAITING * self._came, _KEPT_WAITING * self._tried
+        """Decay the acceptance statistics, so that drafts are tried again later.
+
+        The later, the more drafts were in vain.
+        """
+        kept = 1 - (1 - _KEPT_WAITING) / 2 ** min(self._n_vain, _VAIN)
+        self._came, self._tried = kept * self._came, kept * self._tried
 
 
 def hidden_taker(drafter: Drafter | None) -> TakeHidden | None:

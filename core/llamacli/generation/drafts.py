@@ -81,13 +81,15 @@ class Drafts(Generic[Drafted]):
         self, draft: Draft, limit: int, n_rows: int, expected: float, step_s: float, drafting_s: float
     ) -> int:
         """Length of the draft that gives most tokens a second."""
-        usual = self.cost.likely_seconds(n_rows)
-        if not usual:
-            return min(limit, _FIRST_LENGTH) if self.cost.per_row else 0
+        usual, is_known = self.cost.likely_seconds(n_rows), True
+        if not usual:  # of steps of other sizes nothing is known: as if rows were free
+            usual, is_known, limit = self.cost.seconds(n_rows), False, min(limit, _FIRST_LENGTH)
+            if not usual:
+                return 0
         best, best_rate = 0, expected / max(1e-9, usual + drafting_s)
         n = 1
         while n <= limit:
-            seconds = self.cost.likely_seconds(n_rows + n)
+            seconds = self.cost.likely_seconds(n_rows + n) if is_known else usual
             if step_s and seconds > step_s:
                 break
             rate = (expected + draft.expected(n)) / max(1e-9, seconds + drafting_s + n * self._seconds)
@@ -104,8 +106,11 @@ class Drafts(Generic[Drafted]):
             _log.warning("no more drafts for %s", sequence, exc_info=error)
             sequence.drop_draft()
             return ()
+        taken = self._clock() - started
         tokens = list(itertools.takewhile(lambda token: token >= 0, tokens))  # other inputs cannot be drafted
-        if tokens and draft.is_warm:
-            self._seconds += _NEWEST * ((self._clock() - started) / len(tokens) - self._seconds)
+        if draft.is_warm:
+            self._seconds += _NEWEST * (taken / max(1, len(tokens)) - self._seconds)
+        if not tokens and taken > _CHEAP * self.cost.seconds(1):
+            draft.fail()
         draft.is_warm = True
         return tokens[:limit]

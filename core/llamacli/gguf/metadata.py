@@ -53,7 +53,7 @@ class StringArray(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
+        i = range(len(self._ends))[index]
         start = self._ends[i - 1] if i else 0
         return self._data[start + 8 : self._ends[i]].decode(errors="replace")
 

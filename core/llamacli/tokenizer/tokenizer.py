@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from llamacli.errors import InvalidRequestError, TokenizerError, expect_type
+from llamacli.gguf import StringArray
 from llamacli.gguf.tokens import TokenKind
 from llamacli.tokenizer.vocabulary import Vocabulary
 from llamacli.util.numbers import is_integer
@@ -83,6 +84,8 @@ class Tokenizer:
         self.n_vocab = len(vocabulary.tokens)
         self.eog_ids, self.suppressed = vocabulary.eog_ids, vocabulary.suppressed
         self._vocabulary, self._scheme = vocabulary, scheme
+        tokens = vocabulary.tokens
+        self._spans = tokens.spans() if isinstance(tokens, StringArray) else None
         kinds = {*_HIDDEN, TokenKind.USER_DEFINED}
         texts = {token: vocabulary.tokens[token] for token, kind in sorted(vocabulary.kinds.items()) if kind in kinds}
         longest_first = sorted(filter(texts.get, texts), key=lambda token: -len(texts[token].encode()))
@@ -212,7 +215,12 @@ class Tokenizer:
             is_known = False
         if not is_known:
             self.token_text(token)  # raises
-        text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds.get(token, TokenKind.NORMAL)
+        if self._spans:  # read without a call: each drawn token comes here
+            data, starts, stops = self._spans
+            text = data[starts[token] : stops[token]].decode(errors="replace")
+        else:
+            text = self._vocabulary.tokens[token]
+        kind = self._vocabulary.kinds.get(token, TokenKind.NORMAL)
         if kind is TokenKind.USER_DEFINED or (kind in _HIDDEN and unparse_special):
             return text.encode()
         if kind is TokenKind.BYTE and (match := _BYTE_TOKEN.fullmatch(text)):
