@@ -193,7 +193,9 @@ class Day:
                 int(line["custom_id"]) for line in self.server.ask(f"/v1/files/{found['output_file_id']}/content")
             )
             if ids != [*range(LINES)]:
-                self.faults.append(f"a batch has the lines {ids}")
+                failed = found.get("error_file_id")
+                errors = self.server.ask(f"/v1/files/{failed}/content") if failed else []
+                self.faults.append(f"a batch has the lines {ids}, {found['request_counts']}: {errors}")
             self.counts["batches"] += 1
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if found.get(name):

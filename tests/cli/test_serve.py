@@ -298,7 +298,7 @@ def test_log_names_requests_without_texts(server: Program) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_draining(number: int, start_server: Callable[..., Program]) -> None:
     """Signals let running requests end, or cut them with an error."""
-    program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="400")
+    program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="900")
     assert program.send("/v1/models").status == 401
     client = program.client(api_key="secret")
     short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
