@@ -81,15 +81,15 @@ class Drafts(Generic[Drafted]):
         self, draft: Draft, limit: int, n_rows: int, expected: float, step_s: float, drafting_s: float
     ) -> int:
         """Length of the draft that gives most tokens a second."""
-        usual, is_known = self.cost.likely_seconds(n_rows), True
+        usual = self.cost.likely_seconds(n_rows)
         if not usual:  # of steps of other sizes nothing is known: as if rows were free
-            usual, is_known, limit = self.cost.seconds(n_rows), False, min(limit, _FIRST_LENGTH)
-            if not usual:
-                return 0
+            usual, limit = self.cost.seconds(n_rows), min(limit, _FIRST_LENGTH)
+        if not usual:
+            return 0
         best, best_rate = 0, expected / max(1e-9, usual + drafting_s)
         n = 1
         while n <= limit:
-            seconds = self.cost.likely_seconds(n_rows + n) if is_known else usual
+            seconds = self.cost.likely_seconds(n_rows + n) or usual
             if step_s and seconds > step_s:
                 break
             rate = (expected + draft.expected(n)) / max(1e-9, seconds + drafting_s + n * self._seconds)
