@@ -345,6 +345,22 @@ def status_is(engine: LocalEngine, status: str) -> None:
     raise AssertionError(f"{engine.stats().status} is not {status}")
 
 
+def test_a_closed_model_leaves_its_workers_whatever_refers_to_it(tiny_gguf: TinyGguf, plugins: Plugins) -> None:
+    path = tiny_gguf("gqa")
+    with ExitStack() as lost, served(path, plugins) as spare:
+        one = lost.enter_context(served(path, plugins))
+        divided = load(path, plugins, one, spares=SpareList([spare]))
+        with divided.create_session(n_ctx=100) as session:
+            lost.close()
+            with pytest.raises(StageError) as raised:
+                session.eval(TOKENS)
+        divided.program.renew()
+        divided.close()
+        with load(path, plugins, spare) as next_one, load_model(path, plugins=plugins) as whole:
+            np.testing.assert_array_equal(logits(next_one), logits(whole))
+        assert raised.tb is not None
+
+
 @contextmanager
 def serving(path: Path, *workers: tuple[str, int]) -> Iterator[LocalEngine]:
     """Engine on a worker and spare ones, once it is loaded."""

@@ -24,6 +24,7 @@ from llamacli.engine.adapters import (
 )
 from llamacli.engine.base import Program, Prompts, QuantMode
 from llamacli.engine.batching import Chunk, evaluate
+from llamacli.engine.stages import DividedProgram
 from llamacli.errors import ClosedError, ContextOverflowError, EmbeddingModelError, InvalidRequestError
 from llamacli.inputs import Inputs
 from llamacli.kv import N_BATCH, KVCache, KVLayout, KVPool, KVSequence, KVType, PrefixIndex
@@ -381,6 +382,8 @@ class CompiledModel:
             if self.prompt_cache is not None:
                 self.prompt_cache.save(index)
             index.clear()
+        if isinstance(self._program, DividedProgram):  # an error of a lost stage may refer to it as long as it lives
+            self._program.close()
         self._program, self.prefix_cache_bytes = None, 0  # sessions closed from now on leave nothing in the cache
         self._pools, self._prefixes, self._adapters = {}, {}, ()
         self._nextn = self._nextn_pool = None

@@ -326,6 +326,10 @@ class DividedProgram(abc.ABC):
         _close(self.stages)
         self.stages[:] = self._replaced(self.stages)
 
+    def close(self) -> None:
+        """End the stages: other callers can have them."""
+        self._finalizer()
+
     def rope_variant(self, seq_len: int) -> int:
         """See `llamacli.engine.base.Program.rope_variant`."""
         return self._shifts.rope_variant(seq_len)
