@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -675,9 +676,14 @@ def test_a_model_whose_file_was_cut_is_loaded_again(change, demo, tmp_path, monk
         assert result(await events_of(engine, request(demo, "c"))) == before
         assert [one.name for one in engine.models()] == ["demo"]
         assert not pin.model.closed
+        program = weakref.ref(pin.model.program)
         pin.release()
-        while not pin.model.closed:
+        for _ in range(500):
+            if program() is None:
+                break
             await asyncio.sleep(0.01)
+        assert pin.model.closed
+        assert program() is None  # though an error of the step refers to it
 
     file = shutil.copy(DEMO, tmp_path)  # no other model shares its weights
     run(demo, use, (ModelSource("demo", Path(file)),), load=load_model, load_mode="map")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import gc
 import logging
 import queue
 import re
@@ -408,7 +409,8 @@ class LocalEngine:
         try:
             events = loaded.scheduler.step()
         except (FileChangedError, StageError) as error:
-            _log.error("the model %r is loaded again: %s", loaded.info.name, error)
+            message = str(error)  # handlers may keep what is logged, and the error refers to the weights
+            _log.error("the model %r is loaded again: %s", loaded.info.name, message)
             self._renew(loaded, has_lost=isinstance(error, StageError))
             lost = StageLostError if isinstance(error, StageError) else InternalError
             events = loaded.scheduler.fail(lost(f"a part of the model is lost, try again: {_reason(error)}"))
@@ -445,6 +447,7 @@ class LocalEngine:
     def _unload_idle(self) -> None:
         for key, entry in [(key, entry) for key, entry in self._items() if entry.removed and not entry.in_use]:
             self._unload(entry)
+            gc.collect()  # the error of a step that failed refers to the weights in a cycle
             with self._lock:
                 if entry.loaded is None and entry.loading is None:
                     del self._entries[key]
