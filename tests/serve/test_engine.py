@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 import weakref
@@ -651,6 +652,29 @@ def test_models_are_added_and_removed_while_the_server_runs(demo: Model, tmp_pat
             engine.remove("added")
 
     run(demo, use, models_max=2)
+
+
+def test_a_model_is_known_while_its_file_is_replaced() -> None:
+    engine = LocalEngine((), EngineSettings(threads=1))
+    versions = [[ModelSource("demo", DEMO, tags=(tag,), is_fixed=False)] for tag in ("old", "new")]
+    engine.offer(versions[0])
+
+    def replace() -> None:
+        for i in range(2000):
+            engine.offer(versions[i % 2])
+
+    thread = threading.Thread(target=replace)
+    try:
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        while thread.is_alive():
+            engine.keep_alive("demo", 60.0)
+        engine.remove("demo")
+        with pytest.raises(UnknownModelError, match=r"the server has $"):
+            engine.keep_alive("demo", 60.0)
+    finally:
+        thread.join()
+        engine.close()
 
 
 @pytest.mark.parametrize("change", ["cut", "damaged"])

@@ -110,14 +110,14 @@ class LocalEngine:
 
     async def pin(self, name: str) -> LocalPin:
         """See Engine."""
-        entry = self._entry(name)
-        release = functools.partial(self._unpin, entry)
         with self._lock:
+            entry = self._entry(name)
             if residency.gives_way(entry, self._entries.values(), time.monotonic()):
                 raise LoadingError(f"the model {name!r} makes room for another", retry_after=_RETRY)
             entry.n_pins += 1  # before the load ends, after which nothing keeps the model
+        release = functools.partial(self._unpin, entry)
         try:
-            return LocalPin((await self._loaded_within(name)).model, release)
+            return LocalPin((await self._loaded_within(entry)).model, release)
         except BaseException:
             release()
             raise
@@ -187,12 +187,12 @@ class LocalEngine:
 
     def submit(self, request: Request) -> EventStream:
         """See Engine."""
-        entry = self._entry(request.model)
         with self._lock:
+            entry = self._entry(request.model)
             if self._draining or self._stopping:
                 raise ShuttingDownError("the server is shutting down", retry_after=_RETRY)
             if entry.loaded is None:
-                self.load(request.model)
+                self._begin_load(entry)
                 raise LoadingError(f"the model {request.model!r} is being loaded", retry_after=_RETRY)
             scheduler = entry.loaded.scheduler
             entry.n_pins += 1  # it is not unloaded before the request is in its queue
@@ -252,16 +252,7 @@ class LocalEngine:
         Raises UnknownModelError. The future raises what `load_model` raises, and LoadingError if no other model can be
         unloaded to have room.
         """
-        entry = self._entry(name)
-        with self._lock:
-            entry.touched_at = time.monotonic()
-            if entry.loaded is not None:
-                done: Future[LoadedModel] = Future()
-                done.set_result(entry.loaded)
-                return done
-            if entry.loading is None:
-                entry.loading = self._loader.submit(self._load_entry, entry)
-            return entry.loading
+        return self._begin_load(self._entry(name))
 
     def close(self) -> None:
         """See Engine."""
@@ -281,9 +272,22 @@ class LocalEngine:
         self._sampling.close()
         sys.setswitchinterval(self._interval)
 
-    async def _loaded_within(self, name: str) -> LoadedModel:
+    def _begin_load(self, entry: Entry) -> Future[LoadedModel]:
+        """See `load`. The entry may be that of a model that was replaced since it was found."""
+        with self._lock:
+            entry.touched_at = time.monotonic()
+            if entry.loaded is not None:
+                done: Future[LoadedModel] = Future()
+                done.set_result(entry.loaded)
+                return done
+            if entry.loading is None:
+                entry.loading = self._loader.submit(self._load_entry, entry)
+            return entry.loading
+
+    async def _loaded_within(self, entry: Entry) -> LoadedModel:
         """Loaded model, after `load_timeout` at the latest."""
-        future = asyncio.wrap_future(self.load(name))
+        name = entry.source.name
+        future = asyncio.wrap_future(self._begin_load(entry))
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if the client has left
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.settings.load_timeout)
@@ -302,10 +306,12 @@ class LocalEngine:
             self._wake.notify_all()
 
     def _entry(self, name: str) -> Entry:
-        found = self._names.get(name)
-        if found is None:
-            raise UnknownModelError(f"the model {name!r} does not exist: the server has {', '.join(self._entries)}")
-        return self._entries[found]
+        with self._lock:
+            found = self._names.get(name)
+            if found is None:
+                offered = ", ".join(one.source.name for one in self._entries.values() if not one.removed)
+                raise UnknownModelError(f"the model {name!r} does not exist: the server has {offered}")
+            return self._entries[found]
 
     def _command(self, command: Callable[[], None]) -> Future[None]:
         """Call a function in the engine's thread before its next step."""
@@ -412,8 +418,9 @@ class LocalEngine:
             message = str(error)  # handlers may keep what is logged, and the error refers to the weights
             _log.error("the model %r is loaded again: %s", loaded.info.name, message)
             self._renew(loaded, has_lost=isinstance(error, StageError))
-            lost = StageLostError if isinstance(error, StageError) else InternalError
-            events = loaded.scheduler.fail(lost(f"a part of the model is lost, try again: {_reason(error)}"))
+            lost = StageLostError if isinstance(error, StageError) else LoadingError
+            reason = f"a part of the model is lost, try again: {_reason(error)}"
+            events = loaded.scheduler.fail(lost(reason, retry_after=_RETRY))
         except Exception as error:
             _log.critical("a step failed", exc_info=error)
             events = loaded.scheduler.fail(InternalError("the engine failed: the server's log says why"))
