@@ -332,11 +332,12 @@ class IntegerPacking:
 
         def load_pair(pair: ir.Value) -> Iterator[Group]:
             start = b.mul(pair, ir.I64(2 * self.group_bytes))
-            fields = self._load_fields(b, address, pair)
+            fields, share = self._load_fields(b, address, pair), self.n_bytes // 8
             for group in (0, 1):
                 place = ir.offset(b, start, self.field_bytes + group * self.group_bytes)
                 if following is not None:
-                    ir.prefetch(b, b.add(following, place), self.group_bytes, level=2)
+                    ahead = b.add(following, b.mul(pair, ir.I64(2 * share)))
+                    ir.prefetch(b, ir.offset(b, ahead, group * share), share, level=2)
                 yield load_group(fields, group, b.add(address, place))
 
         bias_bits = None if self.bias_bits is None else self.bias_bits + shift_bits

@@ -59,13 +59,12 @@ def emit_tile(
     """
     multiply = _multiplier(packing)
     ahead = ahead if is_in_stream(packing, n_tokens) else ir.I64(AHEAD)
-    rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
 
     def body(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
         # Few tokens are bound by memory, and blocks are too long for the processor to look far ahead.
         address = b.add(weight, b.mul(i, ir.I64(packing.n_bytes)))
         block = packing.load(b, address, b.add(address, ahead))
-        return multiply(b, packing, block, i, rows, totals)
+        return multiply(b, packing, block, i, x, x_stride, totals)
 
     totals = ir.loop(b, n_blocks, [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
     biases = ir.load(b, bias, ir.F32X16)
@@ -87,54 +86,57 @@ def _multiplier(packing: Packing) -> Callable[..., list[ir.Value]]:
 
 
 def _float_block(
-    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
-) -> list[ir.Value]:
+    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, x: ir.Value, x_stride: ir.Value,
+    totals: list[ir.Value],
+) -> list[ir.Value]:  # fmt: skip
     """Add the products of a block of floats.
 
     Of adjacent columns, the last is the first to be added, as AVX512-BF16 does.
     """
-    start, column = b.mul(i, ir.I64(4 * packing.block)), 0
+    places, column = _places(b, b.mul(i, ir.I64(4 * packing.block)), x, x_stride, len(totals)), 0
     for adjacent in block:
-        for place, weights in reversed(list(enumerate(adjacent))):
-            for token, row in enumerate(rows):
-                x = ir.broadcast_f32(b, ir.offset(b, b.add(row, start), 4 * (column + place)))
-                totals[token] = ir.fma(b, weights, x, totals[token])
+        for at, weights in reversed(list(enumerate(adjacent, start=column))):
+            for token, place in enumerate(places):
+                number = ir.broadcast_f32(b, ir.offset(b, place, 4 * at))
+                totals[token] = ir.fma(b, weights, number, totals[token])
         column += len(adjacent)
     return totals
 
 
 def _pair_block(
-    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
-) -> list[ir.Value]:
+    b: ir.Builder, packing: Packing, block: Any, i: ir.Value, x: ir.Value, x_stride: ir.Value,
+    totals: list[ir.Value],
+) -> list[ir.Value]:  # fmt: skip
     """Add the products of a block of bfloat16, by pairs of columns."""
-    start = b.mul(i, ir.I64(2 * packing.block))
+    places = _places(b, b.mul(i, ir.I64(2 * packing.block)), x, x_stride, len(totals))
     for pair, (weights,) in enumerate(block):
-        for token, row in enumerate(rows):
-            x = ir.broadcast_i32(b, ir.offset(b, b.add(row, start), 4 * pair))
-            totals[token] = ir.dot_bf16(b, totals[token], weights, x)
+        for token, place in enumerate(places):
+            numbers = ir.broadcast_i32(b, ir.offset(b, place, 4 * pair))
+            totals[token] = ir.dot_bf16(b, totals[token], weights, numbers)
     return totals
 
 
 def _integer_block(
-    b: ir.Builder, packing: Packing, block: Block, i: ir.Value, rows: list[ir.Value], totals: list[ir.Value]
-) -> list[ir.Value]:
+    b: ir.Builder, packing: Packing, block: Block, i: ir.Value, x: ir.Value, x_stride: ir.Value,
+    totals: list[ir.Value],
+) -> list[ir.Value]:  # fmt: skip
     """Add the products of a block of integers.
 
     Sums of integers are scaled within the block, then once multiplied by the block's factors and the activations'
     scale. A chain of dot products runs through groups that have no scales of their own.
     """
-    start = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK))
-    places = [b.add(row, start) for row in rows]
-    if block.pair_at is not None and block.chain == 1 and isa() == "avx2" and len(rows) > 2:
-        sums = _sums_in_loop(b, block, block.pair_at, places)
+    start, n_tokens = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK)), len(totals)
+    places = _places(b, start, x, x_stride, n_tokens)
+    if block.pair_at is not None and block.chain == 1 and (n_tokens > 2 or isa() not in AVX512):
+        sums = _sums_in_loop(b, block, block.pair_at, start, x, x_stride, n_tokens)
         return _add_products(b, block, places, 0, sums, [(g * _ITEM, block.terms(g)) for g in range(8)], totals)
     shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
     terms: list[tuple[int, list[Term]]] = []
     sums = []
-    chains: list[list[ir.Value]] = [[] for _ in rows]
-    for g, group in _in_order(b, block, len(rows)):
+    chains: list[list[ir.Value]] = [[] for _ in totals]
+    for g, group in _in_order(b, block, n_tokens):
         if g % shared == 0:  # a new scale of activations
-            sums, terms = [None] * len(rows), []
+            sums, terms = [None] * n_tokens, []
         terms.append((g * _ITEM, group.terms))
         sums = _add_group(b, block, g, group, [ir.offset(b, place, g * _ITEM) for place in places], chains, sums)
         if (g + 1) % shared == 0:
@@ -142,23 +144,38 @@ def _integer_block(
     return totals
 
 
+def _places(b: ir.Builder, start: ir.Value, x: ir.Value, x_stride: ir.Value, n_tokens: int) -> list[ir.Value]:
+    """Addresses at `start` of the activations of n tokens.
+
+    Each four share a register, as instructions add one stride or two at no cost: with one for each token, LLVM would
+    keep most of them in memory.
+    """
+    n_shared = 4 if n_tokens > 2 and isa() in AVX512 else 1
+    firsts = [b.add(b.add(x, b.mul(x_stride, ir.I64(i))), start) for i in range(0, n_tokens, n_shared)]
+    if n_shared > 1:
+        firsts = [ir.opaque(b, first) for first in firsts]
+    return [b.add(firsts[i // n_shared], b.mul(x_stride, ir.I64(i % n_shared))) for i in range(n_tokens)]
+
+
 def _sums_in_loop(
-    b: ir.Builder, block: Block, pair_at: Callable[[ir.Value], Iterator[Group]], places: list[ir.Value]
-) -> list[ir.Value | None]:
+    b: ir.Builder, block: Block, pair_at: Callable[[ir.Value], Iterator[Group]], start: ir.Value, x: ir.Value,
+    x_stride: ir.Value, n_tokens: int,
+) -> list[ir.Value | None]:  # fmt: skip
     """Sum a block of eight groups, two at a time.
 
-    Code for all would not fit into the cache of decoded instructions of Zen 3, which halves its speed.
+    Code for all would not fit into caches of decoded instructions, and LLVM would move the loads of all groups to its
+    beginning.
     """
 
     def body(pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        xs = [b.add(place, b.mul(pair, ir.I64(2 * _ITEM))) for place in places]
+        xs = _places(b, b.add(start, b.mul(pair, ir.I64(2 * _ITEM))), x, x_stride, n_tokens)
         for group in pair_at(pair):
             sums = _add_group(b, block, 0, group, xs, [[] for _ in xs], sums)
             xs = [ir.offset(b, x, _ITEM) for x in xs]
             ir.keep_order(b)
         return sums
 
-    return ir.loop(b, ir.I64(4), [ir.constant(ir.F32X16, 0.0)] * len(places), body)
+    return ir.loop(b, ir.I64(4), [ir.constant(ir.F32X16, 0.0)] * n_tokens, body)
 
 
 def _add_group(
