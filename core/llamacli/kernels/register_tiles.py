@@ -225,12 +225,12 @@ def _add_products(
 def _in_order(b: ir.Builder, block: Block, n_tokens: int) -> Iterator[tuple[int, Group]]:
     """Number the groups, and keep their loads apart.
 
-    LLVM would gather the prefetches of a block in one burst, which holds up its loads. Many tokens find weights in
-    caches and have no registers to spare, so there only types that gain by it keep the order.
+    LLVM would gather the prefetches of a block in one burst, which holds up its loads. Many tokens have no registers to
+    spare for the order.
     """
     for g, group in enumerate(block.groups):
         yield g, group
-        if n_tokens <= 4 or (block.shift_factor is not None and len(group.terms) == 1):
+        if n_tokens <= 4:
             ir.keep_order(b)
 
 
