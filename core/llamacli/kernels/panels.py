@@ -26,6 +26,9 @@ _COLUMNS, _TILES, CHUNK = 256, 8, 192
 _WIDENED_BYTES, _SUM_BYTES = _COLUMNS * _LINE, _LINE * CHUNK
 """Bytes of a tile of widened weights, and of its sums."""
 
+_TURN = 2
+"""Blocks of a panel between prefetches, which among the multiplications would cost LLVM registers."""
+
 _NARROW, _PAIR = 4, 2
 """Tokens of a register tile for those that are left."""
 
@@ -49,12 +52,12 @@ def emit_widened(b: ir.Builder, packing: FloatPacking, weight: ir.Value, out: ir
 
 def emit_panel(
     b: ir.Builder, packing: FloatPacking, n_tokens: int, n_tiles: int, panel: ir.Value, stride: ir.Value,
-    n_blocks: ir.Value, x: ir.Value, x_stride: ir.Value, sums: ir.Value,
+    n_blocks: ir.Value, x: ir.Value, x_stride: ir.Value, sums: ir.Value, following: ir.Value, tile_bytes: ir.Value,
 ) -> None:  # fmt: skip
     """Add the products of a panel with n tokens.
 
     The panel's tiles of weights are `stride` bytes apart. Of adjacent columns, the last is the first to be added, as
-    AVX512-BF16 does.
+    AVX512-BF16 does. The tiles of weights at `following`, `tile_bytes` apart, are prefetched.
     """
     in_pairs = packing.activation == "bf16_pairs"
     n = packing.block // packing.adjacent if in_pairs else packing.block
@@ -72,6 +75,7 @@ def emit_panel(
 
     tiles = [b.add(panel, b.mul(stride, ir.I64(i))) for i in range(n_tiles)]
     rows = [b.add(x, b.mul(x_stride, ir.I64(token))) for token in range(n_tokens)]
+    next_tiles = [b.add(following, b.mul(tile_bytes, ir.I64(i))) for i in range(n_tiles)]
     places = [ir.offset(b, sums, i * _SUM_BYTES + token * _LINE) for token in range(n_tokens) for i in range(n_tiles)]
 
     def body(k: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
@@ -84,16 +88,29 @@ def emit_panel(
                     totals[j] = multiply(b, weight, number, totals[j])
         return totals
 
-    totals = ir.loop(b, n_blocks, [ir.load(b, place, ir.F32X16) for place in places], body)
+    def turn(i: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        first = b.mul(i, ir.I64(_TURN))
+        for next_tile in next_tiles:
+            ahead = b.add(next_tile, b.mul(first, ir.I64(packing.n_bytes)))
+            ir.prefetch(b, ahead, _TURN * packing.n_bytes, level=2)
+        left = b.sub(n_blocks, first)
+        n_left = b.select(b.icmp_signed("<", left, ir.I64(_TURN)), left, ir.I64(_TURN))
+        return ir.loop(b, n_left, totals, lambda k, totals: body(b.add(first, k), totals))
+
+    n_turns = b.sdiv(b.add(n_blocks, ir.I64(_TURN - 1)), ir.I64(_TURN))
+    totals = ir.loop(b, n_turns, [ir.load(b, place, ir.F32X16) for place in places], turn)
     for place, total in zip(places, totals, strict=True):
         ir.store(b, place, total)
 
 
 def _panel(packing: FloatPacking, n_tokens: int, n_tiles: int) -> Any:
-    def panel(b: ir.Builder, panel: Any, stride: Any, n_blocks: Any, x: Any, x_stride: Any, sums: Any) -> None:
-        emit_panel(b, packing, n_tokens, n_tiles, panel, stride, n_blocks, x, x_stride, sums)
+    def panel(
+        b: ir.Builder, panel: Any, stride: Any, n_blocks: Any, x: Any, x_stride: Any, sums: Any, following: Any,
+        tile_bytes: Any,
+    ) -> None:  # fmt: skip
+        emit_panel(b, packing, n_tokens, n_tiles, panel, stride, n_blocks, x, x_stride, sums, following, tile_bytes)
 
-    return ir.expose(types.void, *[_i64] * 6)(panel)
+    return ir.expose(types.void, *[_i64] * 8)(panel)
 
 
 def _widened(packing: FloatPacking) -> Any:
@@ -128,7 +145,7 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
 
     def linear(args: int, run: int, thread: int, n_threads: int) -> None:
         a, r = carray(simd.pointer(args), 1, LINEAR)[0], carray(simd.pointer(run), 1, RUN)[0]
-        ahead = r.ahead
+        ahead, x_stride, tile_bytes = r.ahead, a.x_stride, a.tile_bytes
         sums, scratch, zero = sums_memory(), widened_memory(), simd.splat(0)
         for group in range(a.n_groups):
             row, end, first, last = part_of(a, r, group, thread, n_threads)
@@ -136,9 +153,9 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
                 n_chunks = (end - row + CHUNK - 1) // CHUNK
                 n = min(end - row, ((end - row) // n_chunks + wide - 1) // wide * wide) if n_chunks > 1 else end - row
                 whole = n // wide * wide
-                x = a.x + group * a.x_group + row * a.x_stride
+                x = a.x + group * a.x_group + row * x_stride
                 for t in range(first, last, _TILES):
-                    weight = a.weight + (group * a.n_tiles + t) * a.tile_bytes
+                    weight = a.weight + (group * a.n_tiles + t) * tile_bytes
                     n_tiles = min(_TILES, last - t)
                     place = group * a.out_group + row * a.out_stride + 4 * ROWS * t
                     bias = a.bias + group * a.bias_stride + 4 * ROWS * t
@@ -151,7 +168,10 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
                             i = 0
                             while i < n_tiles:
                                 n_abreast = min(abreast, n_tiles - i)
-                                panel, stride = weight + i * a.tile_bytes + block * n_bytes, a.tile_bytes
+                                panel, stride = weight + i * tile_bytes + block * n_bytes, tile_bytes
+                                following = panel + n_abreast * tile_bytes
+                                if i + n_abreast == n_tiles:
+                                    following = weight + (block + in_panel) * n_bytes
                                 if widens:
                                     for j in range(n_abreast):
                                         for k in range(n_blocks):
@@ -161,11 +181,12 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
                                             )
                                     panel, stride = scratch, _WIDENED_BYTES
                                 for token in range(0, whole, wide):
-                                    at, total = x + token * a.x_stride + block * x_bytes, sums + i * _SUM_BYTES
+                                    at = x + token * x_stride + block * x_bytes
+                                    sums_at = sums + i * _SUM_BYTES + token * _LINE
                                     if n_abreast == abreast:
-                                        panel_2(panel, stride, n_blocks, at, a.x_stride, total + token * _LINE)
+                                        panel_2(panel, stride, n_blocks, at, x_stride, sums_at, following, tile_bytes)
                                     else:
-                                        panel_1(panel, stride, n_blocks, at, a.x_stride, total + token * _LINE)
+                                        panel_1(panel, stride, n_blocks, at, x_stride, sums_at, following, tile_bytes)
                                 i += n_abreast
                         for i in range(n_tiles):
                             biases = simd.load(bias + 4 * ROWS * i)
@@ -182,15 +203,15 @@ def panel_product(packing: FloatPacking, tile: Any) -> Callable[..., None]:
                             out, residual = a.out + to, 0
                             if a.residual:
                                 residual = a.residual + to
-                            at, own, here = x + token * a.x_stride, bias + 4 * ROWS * i, weight + i * a.tile_bytes
+                            at, own, here = x + token * x_stride, bias + 4 * ROWS * i, weight + i * tile_bytes
                             if rest >= _NARROW:
-                                tile(_NARROW, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
+                                tile(_NARROW, here, a.n_blocks, at, x_stride, out, a.out_stride, own, residual, ahead)
                                 token += _NARROW
                             elif rest >= _PAIR:
-                                tile(_PAIR, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
+                                tile(_PAIR, here, a.n_blocks, at, x_stride, out, a.out_stride, own, residual, ahead)
                                 token += _PAIR
                             else:
-                                tile(1, here, a.n_blocks, at, a.x_stride, out, a.out_stride, own, residual, ahead)
+                                tile(1, here, a.n_blocks, at, x_stride, out, a.out_stride, own, residual, ahead)
                                 token += 1
                 row += n
 
