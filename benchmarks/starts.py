@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compare second starts with llama.cpp: time to the first token, peak memory.
+"""Compare starts with llama.cpp: time to the first token, peak memory.
 
-    python benchmarks/starts.py FILE.gguf [FILE.gguf ...] --peer llama-simple
+    python benchmarks/starts.py FILE.gguf [FILE.gguf ...] --peer llama-simple [--first]
 
 The file needs a vocabulary (`make_model.py --vocabulary`). llama-simple is an example of llama.cpp (`examples/simple`).
 Both programs run in turns as new processes, after a run of each that fills the caches: kernels, packed copy and
 bytecode (so not with PYTHONDONTWRITEBYTECODE). Printed are medians in seconds to the last output, which is the first
-token's, and to the end of the process, the peak memory in MiB, and the median ratio of neighbouring outputs.
+token's, and to the end of the process, the peak memory in MiB, and the median ratio of neighbouring outputs. With
+`--first` each run of llamacli has empty caches, but bytecode: kernels come from llamacli-kernels, if its packs are
+installed, or are compiled.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -29,11 +32,16 @@ class Run(NamedTuple):
     peak: float
 
 
-def measure(command: list[str]) -> Run:
-    """Run a command once."""
+def measure(command: list[str], *, first: bool = False) -> Run:
+    """Run a command once, with empty caches if it is the first time."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(command, os.environ | ({"LLAMACLI_CACHE": folder} if first else {}))
+
+
+def _measure(command: list[str], environment: dict[str, str]) -> Run:
     started = time.perf_counter()
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    process, output = subprocess.Popen(command, stdin=null, stdout=pipe, stderr=null), 0.0
+    process, output = subprocess.Popen(command, stdin=null, stdout=pipe, stderr=null, env=environment), 0.0
     assert process.stdout
     while os.read(process.stdout.fileno(), 1 << 16):
         output = time.perf_counter() - started
@@ -50,6 +58,7 @@ def main() -> None:
     parser.add_argument("--peer", help="llama.cpp's llama-simple")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-r", "--repetitions", type=int, default=9)
+    parser.add_argument("--first", action="store_true", help="with empty caches")
     options = parser.parse_args()
     for file in options.files:
         ours = [str(Path(sys.executable).with_name("llamacli")), "run", "-m", file, "-p", PROMPT, "-n", "1", "--raw"]
@@ -58,7 +67,10 @@ def main() -> None:
             commands["llama.cpp"] = [options.peer, "-m", file, "-n", "1", PROMPT]
         for command in commands.values():
             measure(command)
-        turns = [{name: measure(command) for name, command in commands.items()} for _ in range(options.repetitions)]
+        turns = [
+            {name: measure(command, first=options.first) for name, command in commands.items()}
+            for _ in range(options.repetitions)
+        ]
         print(f"{file}: {Path(file).stat().st_size / 2**20:.0f} MiB")
         for name in commands:
             runs = [turn[name] for turn in turns]
