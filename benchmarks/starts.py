@@ -43,8 +43,9 @@ def _measure(command: list[str], environment: dict[str, str]) -> Run:
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     process, output = subprocess.Popen(command, stdin=null, stdout=pipe, stderr=null, env=environment), 0.0
     assert process.stdout
-    while os.read(process.stdout.fileno(), 1 << 16):
-        output = time.perf_counter() - started
+    while data := os.read(process.stdout.fileno(), 1 << 16):
+        if data.strip():
+            output = time.perf_counter() - started
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(status)}")

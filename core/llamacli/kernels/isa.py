@@ -33,7 +33,7 @@ _NEEDS: dict[str, frozenset[str]] = {
 
 _SKYLAKE = "-adx,-aes,-clflushopt,-fsgsbase,-invpcid,-pclmul,-prfchw,-rdrnd,-rdseed,-sgx,-xsavec,-xsaveopt,-xsaves"
 _TUNING = "+fast-dpwssd"
-"""No extension: without it LLVM makes two instructions of VPDPWSSD, and a third that broadcasts, to have less latency."""
+"""No extension: without it LLVM splits VPDPWSSD in two, with a broadcast of its own, for less latency."""
 
 _TARGETS = {
     "avx2": ("skylake", _SKYLAKE),
