@@ -327,6 +327,22 @@ def test_model_that_is_closed_early_leaves_no_copy(path, plugins, cache, monkeyp
     assert [*cache.iterdir()] == []
 
 
+def test_the_first_tokens_come_before_the_copy(path, plugins, cache, monkeypatch) -> None:
+    """It is written after a while, or when the process is about to end."""
+    for grace, ends in ((60.0, True), (0.01, False)):
+        monkeypatch.setattr(writing, "_GRACE_S", grace)
+        with load_model(path, threads=1, plugins=plugins) as model:
+            (writer,) = writing._writers
+            assert not ends or not cache.exists()
+            some_logits(model)
+            if ends:
+                finish_copies()
+            writer.join(30)
+            assert only(cache)
+        remove_copies()
+        shutil.rmtree(cache)
+
+
 def test_one_process_writes_a_copy(cache) -> None:
     cache.mkdir(parents=True)
     target = cache / "a.packed"

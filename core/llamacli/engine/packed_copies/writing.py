@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 MIN_BYTES = 64 << 20
 """Bytes of packed weights from which a copy is worth its file: fewer are packed in a tenth of a second."""
 
+_GRACE_S = 1.0
+"""Seconds that the first tokens have all cores for themselves, unless the process ends before."""
+
 _MAX_PIECES = 512
 """Arrays that are written at once; the system's limit is 1024."""
 
@@ -141,8 +144,10 @@ def save_copy(key: str, model: Path, matrices: Mapping[str, Matrix]) -> None:
 
 def finish_copies(seconds: float = 10.0) -> None:
     """Wait for copies that are being written, so long at the most."""
-    end = time.monotonic() + seconds
-    for writer in list(_writers):
+    end, writers = time.monotonic() + seconds, list(_writers)
+    for writer in writers:
+        writer.begins.set()
+    for writer in writers:
         writer.join(max(0.0, end - time.monotonic()))
 
 
@@ -196,7 +201,7 @@ class _Writer(threading.Thread):
 
     def __init__(self, path: Path, model: Path, matrices: Mapping[str, Matrix], others: int):
         super().__init__(name="llamacli-copy", daemon=True)
-        self.stopped = threading.Event()
+        self.begins, self.stopped = threading.Event(), threading.Event()
         self._path, self._model, self._others = path, model, others
         self._n_bytes = sum(matrix.packed.nbytes for matrix in matrices.values())
         self._matrices = {name: (weakref.ref(matrix), matrix.packed.shape) for name, matrix in matrices.items()}
@@ -204,6 +209,7 @@ class _Writer(threading.Thread):
 
     def run(self) -> None:
         lower_priority()
+        self.begins.wait(_GRACE_S)
         if self.save() and self._is_mixed and not self.stopped.is_set():
             read_again(self._path)
 
