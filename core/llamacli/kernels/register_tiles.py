@@ -127,7 +127,7 @@ def _integer_block(
     """
     start, n_tokens = b.mul(i, ir.I64(_ITEM * packing.block // ACTIVATION_BLOCK)), len(totals)
     places = _places(b, start, x, x_stride, n_tokens)
-    if block.pair_at is not None and block.chain == 1 and (n_tokens > 2 or isa() not in AVX512):
+    if block.pair_at is not None and block.chain == 1:
         sums = _sums_in_loop(b, block, block.pair_at, start, x, x_stride, n_tokens)
         return _add_products(b, block, places, 0, sums, [(g * _ITEM, block.terms(g)) for g in range(8)], totals)
     shared = 1 if packing.activation == "q8_0" else packing.block // ACTIVATION_BLOCK
