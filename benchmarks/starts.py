@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 def measure(command: list[str], *, first: bool = False) -> Run:
-    """Run a command once, with empty caches if it is the first time."""
+    """Run a command once; the first time has empty caches."""
     with tempfile.TemporaryDirectory() as folder:
         return _measure(command, os.environ | ({"LLAMACLI_CACHE": folder} if first else {}))
 

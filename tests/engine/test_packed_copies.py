@@ -328,7 +328,7 @@ def test_model_that_is_closed_early_leaves_no_copy(path, plugins, cache, monkeyp
 
 
 def test_the_first_tokens_come_before_the_copy(path, plugins, cache, monkeypatch) -> None:
-    """It is written after a while, or when the process is about to end."""
+    """It is written after a while, or before the process ends."""
     for grace, ends in ((60.0, True), (0.01, False)):
         monkeypatch.setattr(writing, "_GRACE_S", grace)
         with load_model(path, threads=1, plugins=plugins) as model:

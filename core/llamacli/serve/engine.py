@@ -273,7 +273,7 @@ class LocalEngine:
         sys.setswitchinterval(self._interval)
 
     def _begin_load(self, entry: Entry) -> Future[LoadedModel]:
-        """See `load`. The entry may be that of a model that was replaced since it was found."""
+        """Load a model as `load` does, also one that was replaced meanwhile."""
         with self._lock:
             entry.touched_at = time.monotonic()
             if entry.loaded is not None:
