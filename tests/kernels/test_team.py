@@ -343,6 +343,21 @@ def test_session_continues_after_interrupts(interrupted, model):
     assert interrupts > 20 / STRIDE
 
 
+SPINNING = """
+import time
+from llamacli.kernels import team
+team._SPIN_US = dict.fromkeys(team._SPIN_US, 6e7)
+one = team.Team(2)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_ends_while_workers_run_code():
+    """Their code stays while the interpreter deletes its modules."""
+    done = subprocess.run([sys.executable, "-c", SPINNING], check=False, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's figures of threads")
 def test_idle_workers_sleep():
     def threads() -> set[Path]:

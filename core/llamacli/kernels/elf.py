@@ -88,7 +88,7 @@ def executable(code: bytes) -> int:
     memory = anonymous(len(code))
     memory[:] = np.frombuffer(code, np.uint8)
     _protect(memory.ctypes.data, len(code), mmap.PROT_READ | mmap.PROT_EXEC)
-    _kept.append(memory)
+    _keep(memory)
     return int(memory.ctypes.data)
 
 
@@ -160,12 +160,16 @@ def _load(file: _Object, symbol: str, own: Mapping[str, int]) -> int:
     start = address(found)
     _protect(base, n_code, mmap.PROT_READ | mmap.PROT_EXEC)
     _protect(base + n_code, n_bytes - n_code, mmap.PROT_READ)
-    _kept.append(memory)
+    _keep(memory)
     return start
 
 
-_kept: list[np.ndarray[Any, Any]] = []
-"""Memory of loaded code, until the process ends."""
+def _keep(memory: np.ndarray[Any, Any]) -> None:
+    """Keep the memory of code until the process ends.
+
+    Threads may still run it when the interpreter deletes the variables of modules.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 
 
 def _layout(file: _Object) -> tuple[dict[int, int], int, int]:
