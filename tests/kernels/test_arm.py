@@ -302,7 +302,7 @@ def tile(packing, n_tokens):
         ("neon", TensorType.Q8_0, {"sdot": 32, "eor": 32, "mul": 0}),
         ("i8mm", TensorType.Q8_0, {"usdot": 32, "eor": 0, "mul": 0}),
         ("neon", TensorType.Q4_0, {"sdot": 32, "eor": 0, "mul": 0}),
-        ("neon", TensorType.Q4_K, {"sdot": 256, "eor": 0, "mul": 0}),
+        ("neon", TensorType.Q4_K, {"sdot": 64, "eor": 0, "mul": 0}),  # of two groups, in a loop
         ("neon", TensorType.IQ4_NL, {"sdot": 32, "tbl": 32, "eor": 32}),
         ("i8mm", TensorType.MXFP4, {"usdot": 32, "eor": 0}),
     ],
