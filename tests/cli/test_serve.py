@@ -21,6 +21,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import click.testing
@@ -298,11 +299,13 @@ def test_log_names_requests_without_texts(server: Program) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_draining(number: int, start_server: Callable[..., Program]) -> None:
     """Signals let running requests end, or cut them with an error."""
-    program = start_server("--shutdown-timeout", "0.3", "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="900")
+    limits = "-t", "1", "--shutdown-timeout", "0.3"
+    program = start_server(*limits, "--api-key", "secret", LLAMACLI_SERVE_MAX_TOKENS="900")
     assert program.send("/v1/models").status == 401
     client = program.client(api_key="secret")
     short = client.chat.completions.create(model="demo", messages=HI, max_tokens=2, stream=True)
-    long = client.chat.completions.create(model="demo", messages=HI, stream=True, n=8, extra_body={"ignore_eos": True})
+    much: Any = {"n": 8, "logprobs": True, "top_logprobs": 20, "extra_body": {"ignore_eos": True}}
+    long = client.chat.completions.create(model="demo", messages=HI, stream=True, **much)
     next(iter(long))
     program.process.send_signal(number)
     list(short)
