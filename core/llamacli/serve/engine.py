@@ -454,7 +454,6 @@ class LocalEngine:
     def _unload_idle(self) -> None:
         for key, entry in [(key, entry) for key, entry in self._items() if entry.removed and not entry.in_use]:
             self._unload(entry)
-            gc.collect()  # the error of a step that failed refers to the weights in a cycle
             with self._lock:
                 if entry.loaded is None and entry.loading is None:
                     del self._entries[key]
@@ -476,6 +475,8 @@ class LocalEngine:
                 return
             entry.loaded = None
         loaded.close()
+        if entry.removed:
+            gc.collect()  # the error of a step that failed refers to the weights in a cycle
         _log.info("model %s unloaded", entry.source.name)
 
     # --- the watchdog's thread
