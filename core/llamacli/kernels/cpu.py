@@ -48,7 +48,7 @@ def host() -> tuple[str, str, str]:
     found = _ask_llvm()
     with contextlib.suppress(LlamaCliError, OSError):
         make_own_folder(folder)
-        with replacing(folder / _FILE, overwrite=True, sync=False) as file:
+        with replacing(folder / _FILE, overwrite=True) as file:
             file.write(json.dumps([key, *found]).encode())
     return found
 

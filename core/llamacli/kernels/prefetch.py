@@ -68,7 +68,7 @@ def tried_distance(measure: Callable[[int], float]) -> int:
     with contextlib.suppress(LlamaCliError, OSError):
         if folder:
             make_own_folder(folder)
-            with replacing(folder / _FILE, overwrite=True, sync=False) as file:
+            with replacing(folder / _FILE, overwrite=True) as file:
                 file.write(json.dumps(_kept(folder) | {_key(): chosen}).encode())
     return chosen
 

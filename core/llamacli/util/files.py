@@ -64,13 +64,12 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, overwrite: bool, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends.
 
     An exception removes it instead.
-    It is written in the same directory and synced to disk before it is renamed, which takes seconds while a disk is
-    busy: a cache, which whoever reads it checks, needs no `sync`. Temporary files of `path` that killed processes left
-    are removed. Raises what `check_target` raises; an OSError names `path`.
+    It is written in the same directory and synced to disk before it is renamed. Temporary files of `path` that killed
+    processes left are removed. Raises what `check_target` raises; an OSError names `path`.
     """
     check_target(path, overwrite=overwrite)
     target = Path(os.path.realpath(path))
@@ -81,8 +80,7 @@ def replacing(path: Path, *, overwrite: bool, sync: bool = True) -> Iterator[Bin
             _lock(file.fileno())
             yield file
             file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         check_target(target, overwrite=overwrite)
         os.replace(temporary, target)
     except OSError as error:
@@ -91,7 +89,7 @@ def replacing(path: Path, *, overwrite: bool, sync: bool = True) -> Iterator[Bin
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    if sync and os.name == "posix":
+    if os.name == "posix":
         _sync_folder(target.parent)
 
 
