@@ -34,7 +34,7 @@ MOST_ROWS = {"avx2": 6, "avxvnni": 6, "avx512": 12, "avx512bf16": 12}
 """Rows of the largest register tile."""
 ITERATIONS = 200
 
-_PRODUCTS = {"vpdpbusd": 4, "vpmaddubsw": 4, "vpmaddwd": 0, "vdpbf16ps": 2, "vfmadd": 1}
+_PRODUCTS = {"vpdpbusd": 4, "vpmaddubsw": 4}
 """Columns of a row that an instruction multiplies, by the beginning of its name."""
 
 
