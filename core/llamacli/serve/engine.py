@@ -455,7 +455,8 @@ class LocalEngine:
         for key, entry in [(key, entry) for key, entry in self._items() if entry.removed and not entry.in_use]:
             self._unload(entry)
             with self._lock:
-                if entry.loaded is None and entry.loading is None:
+                is_gone = entry.loaded is None and entry.loading is None
+                if is_gone and self._entries.get(key) is entry:  # another may have taken its name meanwhile
                     del self._entries[key]
         now = time.monotonic()
         for _, entry in self._items():
